@@ -1,7 +1,7 @@
 "One compressed file of the results of a folder, which goes away: `python -m bench.pack results/catalogue/digits`."
 import lzma, sys
 from pathlib import Path
-from fedlit.ground.files import _summed, all_results, pack_of, write_file
+from fedlit.ground.files import _with_checksum, all_results, pack_of, write_file
 
 DIGITS = dict(seconds=2, peak_mb=3, loss=4, train_loss=3, drift=3, spectra=4, layer_ranks=4, feature_maps=4)
 TEXT = dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, lc=4, pb=0) # 4 % less than `preset=9`
@@ -21,7 +21,7 @@ def pack(
     "Make one file of the results of a folder, which goes away; the last process should have written before."
     there, folder = all_results(folder), Path(folder)
     if not there: raise ValueError(f"no results in {folder}, or none that can be read")
-    lines = ''.join(_summed(dict(file=name, **_rounded(content)), separators=(',', ':')) + '\n'
+    lines = ''.join(_with_checksum(dict(file=name, **_rounded(content)), separators=(',', ':')) + '\n'
                     for name, content in there.items())
     written = write_file(pack_of(folder), lzma.compress(lines.encode(), filters=[TEXT]))
     for name in there: (folder/name).unlink(missing_ok=True)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CRITERIA', 'PADDED', 'cross_entropy', 'binary_cross_entropy', 'squared_error', 'loss_of_guess', 'beside',
-           'valid_places', 'valid_mean', 'Batches', 'groups', 'width', 'usable_sizes', 'plan', 'batch_sizes',
+           'valid_places', 'valid_mean', 'Batches', 'groups', 'batch_width', 'usable_sizes', 'plan', 'batch_sizes',
            'TaskBatches', 'batches_of']
 
 # %% ../nbs/08_batches.ipynb #eb9f631d
@@ -149,7 +149,7 @@ def groups(counts): # (K,) number of samples of each client at this step, 0 if i
 # %% ../nbs/08_batches.ipynb #146c343a
 PADDED = 256 # samples up to which a batch is padded, even if no client can fill it
 
-def width(parts, local):
+def batch_width(parts, local):
     "The size of the batches of a federation, in samples, padding included."
     if local.batch_size <= PADDED: return local.batch_size # however many clients there are
     return min(local.batch_size, max(PADDED, *map(len, parts.values() if isinstance(parts, dict) else parts)))
@@ -169,7 +169,7 @@ def usable_sizes(k, n, local, min_batch):
 # %% ../nbs/08_batches.ipynb #e8f411ab
 def plan(parts, who, local, seed=0, round=0, min_batch=1):
     "Indices (K, T, B) of the samples that each client visits, step by step, and numbers of real samples (K, T)."
-    W = width(parts, local)
+    W = batch_width(parts, local)
     each = [_visits(k, np.asarray(parts[k]), local, seed, round, W, min_batch) for k in who]
     steps = max(len(counts) for _, counts in each)
     index, counts = np.zeros((len(who), steps, W), dtype=np.int64), np.zeros((len(who), steps), dtype=np.int64)

@@ -55,7 +55,7 @@ class _Seeds(argparse.Action):
             raise argparse.ArgumentError(self, f'{e}; one number n is the seeds 0 to n-1, "7," is seed 7') from None
         setattr(a, self.dest, seeds)
 
-def _seeded(p, default, value=None):
+def _add_seeds(p, default, value=None):
     "Add the option for seeds, for all commands that use several."
     p.add_argument('--seeds', action=_Seeds, nargs='+', default=value, metavar='N',
                    help='one number n: the seeds 0 to n-1; several, such as 3 5 or 3,5 (or "7,"): '
@@ -73,12 +73,12 @@ def _one_of(p, name, what):
     p.add_argument(f"--{name.replace('_', '-')}", metavar=f"{{{','.join(CHOICES[name])}}}",
                    help=f'{what} (default: {CHOICES[name][0]})')
 
-def _with_options(p):
+def _add_network(p):
     p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE',
                    help='options of the network, such as features=128')
 
 # %% ../nbs/cli.ipynb #45e39cab
-def _learned(p):
+def _add_data(p):
     p.add_argument('--data', help='data set, see `fedlit list` (default: digits); or a table of yours, data.csv, or a '
                                   'folder of pictures by class')
     p.add_argument('--y', nargs='*', metavar='COLUMN', help='of a table: what to predict')
@@ -90,7 +90,7 @@ def _learned(p):
     p.add_argument('--train-samples', type=_count, metavar='N', help='use a stratified subset of the training set')
     p.add_argument('--test-samples', type=_count, metavar='N', help='and of the test set')
     p.add_argument('--model', help='network, see `fedlit list` (default: mlp, three hidden layers with BatchNorm)')
-    _with_options(p)
+    _add_network(p)
     _one_of(p, 'partition', 'who has which samples; or with what it takes, such as \'dirichlet(form="rebalanced")\'')
     p.add_argument('--validation', type=_reads('in (0, 1)', lambda v: 0 < v < 1), metavar='SHARE',
                    help='share of the training set that chooses the best round, and nobody trains on')
@@ -103,7 +103,7 @@ def _learned(p):
                    help='withhold N training samples as the unlabelled set of a server that distils')
 
 # %% ../nbs/cli.ipynb #515f65fc
-def _trained(p):
+def _add_training(p):
     p.add_argument('--rounds', type=_count, help='communication rounds (default: 20)')
     p.add_argument('--epochs', type=_amount,
                    help='local epochs a round, such as 5, .5, "(1, 2, 4)" or "Between(2, 5)" (default: 5)')
@@ -126,7 +126,7 @@ def _trained(p):
     _one_of(p, 'statistics', "BatchNorm's running statistics")
 
 # %% ../nbs/cli.ipynb #e73dae5a
-def _machine(p):
+def _add_machine(p):
     p.add_argument('--executor', default='auto',
                    help='auto, loop, threads, vmap or extract; under torchrun, of every rank')
     _one_of(p, 'record', 'play steps from a tape; compile: with kernels made for them; graph: on CUDA, as one graph')
@@ -149,7 +149,7 @@ def _machine(p):
 BASE = dict(rounds=20, options=[['hidden', [64, 64, 64]], ['features', 64], ['norm', 'batch']])
 
 def _run(run):
-    for part in (_learned, _trained, _machine): part(run)
+    for part in (_add_data, _add_training, _add_machine): part(run)
     run.set_defaults(base=BASE)
     run.add_argument('--method', help='such as "MOON(mu=1) + FedDecorr()" (default: FedAvg())')
     run.add_argument('--seed', type=_seed, help='decides every draw (default: 0)')
@@ -162,12 +162,12 @@ def _run(run):
                      help='repeat the run of a file that --json wrote; options beside it replace its own')
 
 def _compare(compare):
-    for part in (_learned, _trained, _machine): part(compare)
+    for part in (_add_data, _add_training, _add_machine): part(compare)
     compare.set_defaults(base=BASE)
     compare.add_argument('--methods', nargs='+', default=['FedAvg()', 'FedDecorr()'])
     compare.add_argument('--grid', nargs='+', metavar='NAME=VALUES', default=[],
                          help='hyperparameters to vary, such as mu=.1,1,5: a row for every combination')
-    _seeded(compare, 3, [0, 1, 2])
+    _add_seeds(compare, 3, [0, 1, 2])
     compare.add_argument('--out', metavar='FOLDER',
                          help='folder for a checkpoint of every run; the same command goes on from it')
     compare.add_argument('--json', help='file for the table, its runs and what was asked')
@@ -191,7 +191,7 @@ def _reproduce(rep):
                      help='entries: stop at the first round that ends after so many; the same command goes on')
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
-    _seeded(rep, '3; entries have the first n')
+    _add_seeds(rep, '3; entries have the first n')
     rep.add_argument('--until-decided', action='store_true',
                      help='entries: three more seeds, and again, until the claims are decided; '
                           'the verdicts allow for looking again')
@@ -213,22 +213,22 @@ def _report_run(p):
                    help='do not train every client once more to see it before and after')
 
 def _interactions(p):
-    for part in (_learned, _trained, _machine): part(p)
+    for part in (_add_data, _add_training, _add_machine): part(p)
     p.set_defaults(base=dict(local=dict(epochs=3)))
     p.add_argument('methods', nargs='+', help='at least two, such as "FedProx(mu=0.1)" "FedDecorr()"')
-    _seeded(p, 'the fewest that can decide a pair')
+    _add_seeds(p, 'the fewest that can decide a pair')
     p.add_argument('--out', metavar='FOLDER', help='folder of the runs, the table and the figure; '
                                                    'the same command goes on from it')
     p.add_argument('--json', help='file for the table and what was asked')
 
-def _checked(p):
+def _check(p):
     p.add_argument('file', help='Python file with methods, such as mine.py')
     p.add_argument('--method',
                    help='one method of the file, such as "Mine(mu=1)" (default: every one that the file has)')
     p.add_argument('--data', help='data set to try it on, see `fedlit list` (default: random images)')
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
     p.add_argument('--model', help='network to try it on, see `fedlit list` (default: a small one)')
-    _with_options(p)
+    _add_network(p)
 
 # %% ../nbs/cli.ipynb #6dc21812
 def _executor(text):
@@ -355,7 +355,7 @@ def _again(source, p):
 # %% ../nbs/cli.ipynb #78fca98a
 def _follows(): return int(os.environ.get('RANK', 0)) > 0
 
-def _shared(a):
+def _executor_args(a):
     "How clients are trained: in this process, or shared with the processes that torchrun started."
     if 'RANK' not in os.environ and not a.executor.startswith('torchrun'): return dict(executor=a.executor)
     from fedlit.scale.torchrun import Ranks
@@ -391,7 +391,7 @@ def _federation(a, setting, **given):
     record = dict(true=True, false=False).get(a.record, a.record)
     return Federation.of(setting, a.root, a.download, bad_clients=a.bad_clients, record=record, device=a.device,
                          channels_last=a.channels_last, threads=a.threads, progress=not a.quiet,
-                         evaluate_every=a.evaluate_every, **_shared(a), **given)
+                         evaluate_every=a.evaluate_every, **_executor_args(a), **given)
 
 def _federate(a, setting, **given):
     federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
@@ -429,7 +429,7 @@ def run(a):
             (a.report, done.report))
 
 # %% ../nbs/cli.ipynb #0199b8b6
-def _varied(methods, grid):
+def _expand_grid(methods, grid):
     "The methods; one that has a hyperparameter in the grid appears with all of its values."
     values = dict(map(values_of, grid))
     has = [{k: v for k, v in values.items() if any(hasattr(p, k) for p in m.parts)} for m in methods]
@@ -450,7 +450,7 @@ def _row_of(runs):
     own = {c: last(c) for c in ('personal', 'validation', 'validation_personal')}
     return {first: last(first), **own, f'best by {by}': best, 'seconds_a_round': round(statistics.median(seconds), 3)}
 
-def _told(a): return f"this table{a.json and f' and {a.json}' or ''}" # what is kept if a command breaks off
+def _name_outputs(a): return f"this table{a.json and f' and {a.json}' or ''}" # what is kept if a command breaks off
 
 def _shown(rows):
     "The table as it is printed, without columns that no method has."
@@ -461,7 +461,7 @@ def _shown(rows):
 # %% ../nbs/cli.ipynb #ef5dcf0b
 def compare(a):
     "Train several methods over several seeds and print a table"
-    rows, every, methods = [], [], _varied(_names(a, *a.methods), a.grid)
+    rows, every, methods = [], [], _expand_grid(_names(a, *a.methods), a.grid)
     from fedlit.compare import file_of, run_methods
     from fedlit.result import records
     from fedlit.setting import plain
@@ -472,7 +472,7 @@ def compare(a):
         for m, runs in run_methods(methods, a.seeds, asked):
             every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
             rows.append({'method': repr(m), **_row_of(runs)})
-            a.kept = _told(a)
+            a.kept = _name_outputs(a)
     finally:
         if rows and not _follows():
             said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
@@ -582,7 +582,7 @@ def interactions(a):
     same = {k: str(v) for k, v in {**plain(what), **result_options(a)}.items() if k not in own}
     def tell(seen, *files):
         if _follows() or not seen.runs: return
-        a.kept, said = _told(a), dict(asked=dict(result_options(a), setting=plain(what)), **seen.content())
+        a.kept, said = _name_outputs(a), dict(asked=dict(result_options(a), setting=plain(what)), **seen.content())
         _finish(seen, (a.json, lambda path: write_json(path, said)), *files)
     try: seen = measure(methods, a.seeds, a.out, train, same, not a.quiet)
     except (Exception, KeyboardInterrupt) as e:
@@ -621,7 +621,7 @@ def check(a):
 # %% ../nbs/cli.ipynb #54836fff
 COMMANDS = {'run': (_run, run), 'compare': (_compare, compare), 'reproduce': (_reproduce, reproduce),
             'list': (lambda p: None, listing), 'report': (_report, report), 'report-run': (_report_run, report_run),
-            'interactions': (_interactions, interactions), 'check': (_checked, check)}
+            'interactions': (_interactions, interactions), 'check': (_check, check)}
 
 # %% ../nbs/cli.ipynb #f626eac3
 class _Parser(argparse.ArgumentParser):
@@ -647,9 +647,9 @@ class _Stream:
             stream = os.fdopen(nothing, 'w')
         self.stream, self.lost = stream, ''
     def __getattr__(self, name): return getattr(self.stream, name)
-    def write(self, text): return self._tried(self.stream.write, text)
-    def flush(self): return self._tried(self.stream.flush)
-    def _tried(self, do, *args):
+    def write(self, text): return self._attempt(self.stream.write, text)
+    def flush(self): return self._attempt(self.stream.flush)
+    def _attempt(self, do, *args):
         try: return do(*args)
         except OSError as e:
             if e.errno not in (errno.EPIPE, errno.EINVAL): self.lost = os.strerror(e.errno) # EINVAL on Windows
@@ -658,7 +658,7 @@ class _Stream:
             os.close(nothing)
 
 # %% ../nbs/cli.ipynb #14f8a55f
-def _parsed(argv):
+def _parse_args(argv):
     "The arguments, on top of those in the file that --from names."
     p = parser()
     a, left = p.parse_known_args(argv)
@@ -668,7 +668,7 @@ def _parsed(argv):
     except (ValueError, OSError) as e: sys.exit(f'fedlit: {e}')
     return p.parse_args(argv)
 
-def _interrupted(a):
+def _interrupt_message(a):
     "What is kept if Ctrl-C interrupts a command."
     if a.command in ('reproduce', 'report'): return 'interrupted; what was finished is kept'
     option = dict(run='checkpoint', compare='out', interactions='out').get(a.command)
@@ -684,7 +684,7 @@ def main(argv=None):
     "Run the `fedlit` command."
     out, err = _Stream(sys.stdout), _Stream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try: _command(_parsed(argv))
+        try: _command(_parse_args(argv))
         finally:
             if argv is None: # the process ends, and would flush after us
                 for s in (out, err): s.flush()
@@ -695,4 +695,4 @@ def _command(a):
     try: COMMANDS[a.command][-1](a)
     except ConnectionError as e: sys.exit(f'fedlit: {e}') # from another rank, which may be the one that prints
     except _MISTAKES as e: sys.exit(1 if _follows() else f'fedlit: {e}')
-    except KeyboardInterrupt: sys.exit(1 if _follows() else f'fedlit: {_interrupted(a)}')
+    except KeyboardInterrupt: sys.exit(1 if _follows() else f'fedlit: {_interrupt_message(a)}')

@@ -30,7 +30,7 @@ def _stacks(federations):
     most = max(1, TOGETHER//max([len(f.clients) for f in federations], default=1))
     return [federations[i:i+most] for i in range(0, len(federations), most)]
 
-def _next_ask(steps, out=None):
+def _next_request(steps, out=None):
     "Who is to be trained next, and from which state; None at the end."
     try:
         while not (ask := steps.send(out)): out = None
@@ -49,7 +49,7 @@ def keep_step(
         try: return f(*args)
         except Exception as e: ends[i] = e
     def go_on(i, out=None):
-        asks[i], since[i] = attempt(i, _next_ask, steps[i], out), time.perf_counter()
+        asks[i], since[i] = attempt(i, _next_request, steps[i], out), time.perf_counter()
     for i in range(len(sims)): go_on(i)
     while any(asks):
         now = min(state.round for _, state in filter(None, asks))
@@ -225,22 +225,22 @@ def experiment(
 COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
            'personal', 'validation', 'validation_personal') # those to look at first
 
-def _listed(columns): return [columns] if isinstance(columns, str) else [*columns]
+def _as_list(columns): return [columns] if isinstance(columns, str) else [*columns]
 
-def _kept(columns, metrics):
+def _kept_columns(columns, metrics):
     "The columns to keep: those asked for, each metric's own, and beside those of validation samples, its own of these."
-    asked, own = _listed(columns), [*(metrics or ())]
+    asked, own = _as_list(columns), [*(metrics or ())]
     return dict.fromkeys([*asked, *own, *(f'{m}_{k}' for m in own for k in asked if k.startswith('validation'))])
 
 def _check_columns(columns, histories): # as `compare` was given them; those of `_histories_of`
     "Warn of a column that was asked for and that no run has: it is too late to refuse it."
     there = dict.fromkeys(k for each in histories.values() for h in each if h is not None for k in h)
-    usual = COLUMNS if there.keys() & _listed(columns) else () # not every task has all of these
-    if there and (lost := [k for k in _listed(columns) if k not in (*there, *usual)]):
+    usual = COLUMNS if there.keys() & _as_list(columns) else () # not every task has all of these
+    if there and (lost := [k for k in _as_list(columns) if k not in (*there, *usual)]):
         warn(f"columns={columns!r}, but these runs have no {lost[0]!r}; there are {', '.join(there)}")
 
 # %% ../nbs/20_compare.ipynb #69c1ab75
-def _compared(histories, seeds, columns, history): # histories: method -> one per seed; None: not finished
+def _tabulate(histories, seeds, columns, history): # histories: method -> one per seed; None: not finished
     "The table that `compare` returns, with the runs that are finished."
     import pandas as pd
     each = [(m, seed, histories[m][i]) for i, seed in enumerate(seeds) for m in histories]
@@ -299,10 +299,10 @@ def compare(
                          "as usual, clients have tests of their own")
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
-    kept = _kept(columns, given.get('metrics'))
+    kept = _kept_columns(columns, given.get('metrics'))
     made = experiment(task, alpha, partition, any(stage in k for k in kept for stage in STAGES), **given)
     asked = lambda m, seed: made(m, seed, folder and file_of(folder, m, seed))
-    seen = lambda histories: _compared(histories, seeds, kept, history)
+    seen = lambda histories: _tabulate(histories, seeds, kept, history)
     histories = _histories_of(methods, seeds, asked, seen, folder)
     _check_columns(columns, histories)
     return seen(histories)

@@ -25,7 +25,7 @@ from .ground.readers import READERS, folders_in, not_there, pictures_in, read_pi
 from .ground.tree import finest
 
 # %% ../nbs/01_data.ipynb #22d9af13
-def _stratified(y, n, seed=0): # (N,) int64, the group of each sample -> (n,) int64, sorted indices
+def _stratified_indices(y, n, seed=0): # (N,) int64, the group of each sample -> (n,) int64, sorted indices
     "A seeded random choice of `n` samples that keeps the proportions of the groups."
     order = torch.randperm(len(y), generator=generator_of(seed))
     group = y.cpu()[order]
@@ -36,13 +36,13 @@ def _stratified(y, n, seed=0): # (N,) int64, the group of each sample -> (n,) in
     return order[((rank + .5) / count[group]).argsort(stable=True)[:n]].sort().values
 
 # %% ../nbs/01_data.ipynb #8ca08a73
-def _held(name, group, share, seed): # (N,) groups -> (N,) booleans, true for a `share` of each; name: for the message
+def _hold_out(name, group, share, seed): # (N,) groups -> (N,) booleans, a `share` of each true; name: for the message
     n = max(1, round(share * len(group))) if isinstance(share, (int, float)) and 0 < share < 1 else 0
     if not 0 < n < len(group):
         raise ValueError(f"{name}={share!r} of {len(group)} samples, but it must be a share in (0, 1), such as .1, "
                          "and leave some to train on")
     held = torch.zeros(len(group), dtype=torch.bool)
-    held[_stratified(group, n, seed)] = True
+    held[_stratified_indices(group, n, seed)] = True
     return held
 
 # %% ../nbs/01_data.ipynb #b9234a6e
@@ -271,12 +271,12 @@ def _groups(task, part): # groups of samples of one stratum and one domain
     y, domain = task.strata(part), getattr(task, f"domain_{part}")
     return y if domain is None else domain * (int(y.max()) + 1) + y
 
-def _cut(task, part, n, seed): # fields of a stratified cut of one part
+def _subset_part(task, part, n, seed): # fields of a stratified cut of one part
     y = getattr(task, f"y_{part}")
     if not hasattr(n, "__index__"):
         raise ValueError(f"{n!r} samples of the {part} set; give a whole number, such as round(.5 * {len(y)}) for half")
     if not 0 < n <= len(y): raise ValueError(f"cannot take {n} of the {len(y)} samples of the {part} set")
-    i = _stratified(_groups(task, part), n, seed).to(y.device)
+    i = _stratified_indices(_groups(task, part), n, seed).to(y.device)
     return {k: v[i] for k, v in _tensors(task).items() if k.endswith(part)}
 
 @patch
@@ -286,8 +286,8 @@ def subset(self: Task,
     test=None, # size of the new test set; None keeps it whole
 ) -> Task:
     "A seeded cut with the classes in proportion."
-    parts = _cut(self, "train", n, seed)
-    if test is not None: parts |= _cut(self, "test", test, seed)
+    parts = _subset_part(self, "train", n, seed)
+    if test is not None: parts |= _subset_part(self, "test", test, seed)
     return _with(self, parts)
 
 # %% ../nbs/01_data.ipynb #860bfc66
@@ -298,7 +298,7 @@ def validation(self: Task,
 ) -> Task: # with fewer training samples; partition these, not those of the original task
     "Set training samples aside for validation, with the classes in proportion."
     if self.x_val is not None: raise ValueError(f"{self.name} has {len(self.y_val)} validation samples already")
-    held = _held("share", _groups(self, "train"), share, seed).to(self.y_train.device)
+    held = _hold_out("share", _groups(self, "train"), share, seed).to(self.y_train.device)
     parts = {k.removesuffix("train"): v for k, v in _tensors(self).items() if k.endswith("train")}
     return _with(self, {f"{k}{part}": v[i] for k, v in parts.items() for part, i in (("train", ~held), ("val", held))})
 
@@ -335,17 +335,17 @@ def _digits_table(): # (1797, 65): the 64 pixels of an image, and its label
 def _digits(root=None, download=False): # arguments are not used: the images come with scikit-learn
     x, y = _digits_table().split([64, 1], 1)
     x, y = x.float().view(-1, 1, 8, 8) / 16, y[:, 0].long()
-    test = _held("test", y, .2, 0)
+    test = _hold_out("test", y, .2, 0)
     return Task("digits", x[~test], y[~test], x[test], y[test], classes=10,
                 labels=tuple(map(str, range(10))), **_stats(x[~test]))
 
 # %% ../nbs/01_data.ipynb #73a8de3f
-def _shifted(shift, size): # (N,) shifts, pixels of a side -> (N, size) indices reflected inside, and which were inside
+def _reflect(shift, size): # (N,) shifts, pixels of a side -> (N, size) indices reflected inside, and which were inside
     i = torch.arange(size, device=shift.device) + shift[:, None]
     return size - 1 - (size - 1 - i.abs()).abs(), (i >= 0) & (i < size)
 
 def _shift(x, dy, dx, mode): # (N, C, H, W) moved by dy, dx of shape (N,)
-    (i, rows), (j, cols) = _shifted(dy.to(x.device), x.shape[2]), _shifted(dx.to(x.device), x.shape[3])
+    (i, rows), (j, cols) = _reflect(dy.to(x.device), x.shape[2]), _reflect(dx.to(x.device), x.shape[3])
     n, c = (torch.arange(s, device=x.device) for s in x.shape[:2])
     out = x[n[:, None, None, None], c[:, None, None], i[:, None, :, None], j[:, None, None, :]]
     return out if mode == "reflect" else out * (rows[:, None, :, None] & cols[:, None, None, :])
@@ -591,19 +591,19 @@ def check_augment(
                              "share batches; let __call__(x, draws) treat every sample by itself")
 
 # %% ../nbs/01_data.ipynb #4525f180
-def _tilted(x):
+def _tilt(x):
     turned = _warp(x, _turn(torch.full((len(x),), 20.)), "bilinear")
     return F.avg_pool2d(F.pad(turned, (1,) * 4), 3, 1)
 
-def _striped(x): return (x - torch.arange(8).remainder(2)[:, None]).abs()
+def _stripe(x): return (x - torch.arange(8).remainder(2)[:, None]).abs()
 
-_sites = dict(plain=lambda x: x, negative=lambda x: 1 - x, tilted=_tilted, striped=_striped)
+_sites = dict(plain=lambda x: x, negative=lambda x: 1 - x, tilted=_tilt, striped=_stripe)
 
 def _digits_domains(root=None, download=False):
     base = _digits()
     left, domain = torch.arange(len(base.y_train)), torch.zeros_like(base.y_train)
     for k in range(len(_sites) - 1, 0, -1):
-        part = left[_stratified(base.y_train[left], len(left) // (k + 1), seed=k)]
+        part = left[_stratified_indices(base.y_train[left], len(left) // (k + 1), seed=k)]
         domain[part], left = k, left[~torch.isin(left, part)]
     x = base.x_train.clone()
     for k, site in enumerate(_sites.values()): x[domain == k] = site(x[domain == k])
@@ -617,10 +617,10 @@ def _tenths(y, of=None): # (N,) quantities, in which tenth of the quantities `of
     edges = (y if of is None else of).sort().values
     return torch.bucketize(y.contiguous(), edges[torch.arange(1, 10, device=y.device) * len(edges) // 10], right=True)
 
-def _alike(values, target): # targets of a table -> (N,) int64, groups of similar samples
+def _groups_of_targets(values, target): # targets of a table -> (N,) int64, groups of similar samples
     return values if target == "class" else _tenths(values.view(len(values), -1)[:, 0])
 
-def _used(frame, x, others): # the columns that describe a sample; others: those to predict, and the owner or None
+def _inputs_of(frame, x, others): # the columns that describe a sample; others: those to predict, and the owner or None
     others = [c for c in others if c is not None]
     used = [c for c in frame.columns if c not in others] if x is None else [x] if isinstance(x, str) else list(x)
     if not used: raise ValueError("no column is left to describe a sample; x= names those to use")
@@ -640,11 +640,11 @@ def from_table(cls: Task,
 ) -> Task:
     "Make a task from a table with one row per sample."
     frame, wanted = read_table(data), list(y) if isinstance(y, (list, tuple)) else [y]
-    used = _used(frame, x, (*wanted, owner))
+    used = _inputs_of(frame, x, (*wanted, owner))
     inputs, (values, names, target) = in_numbers(frame[used]), targets_of(frame, y, target)
     (whose,), people = encode([frame[owner].tolist()]) if owner is not None else ((None,), None)
-    group = whose if whose is not None else _alike(values, target)
-    held = _held("test", group, test, seed)
+    group = whose if whose is not None else _groups_of_targets(values, target)
+    held = _hold_out("test", group, test, seed)
     check_digits(frame[used + wanted*(target == "numbers")])
     seen = inputs[(~held).numpy()]
     spread = seen.std(ddof=0)
@@ -664,10 +664,10 @@ def _split_of(base, owners): # whether each folder holds test pictures, if they 
     raise ValueError(f"{base} has the folders {', '.join(owners)[:200]}, but a split is train and test and nothing "
                      "else; move validation pictures to train, from which task.validation(.1) sets some aside")
 
-def _pictured(name, base, owned, size, test, seed): # folder of classes; owned: of owners, each with classes -> Task
+def _picture_task(name, base, owned, size, test, seed): # folder of classes; owned: of owners, each with classes -> Task
     rows, labels, owners = pictures_in(base, owned)
     if halves := _split_of(base, owners): held, owned, owners = [halves[k] for *_, k in rows], False, None
-    else: held = _held("test", torch.tensor([y + len(labels)*k for _, y, k in rows]), test, seed).tolist()
+    else: held = _hold_out("test", torch.tensor([y + len(labels)*k for _, y, k in rows]), test, seed).tolist()
     train, rest = ([r[:2 + owned] for r, h in zip(rows, held) if h == part] for part in (False, True))
     return Task(name, **read_pictures(train, rest, size, labels, owners))
 
@@ -682,7 +682,7 @@ def from_folder(cls: Task,
     "Make a task from a folder of pictures."
     base = Path(path)
     if not (parts := folders_in(base)): raise ValueError(f"{base} has no folders; it must have one for each class")
-    task = _pictured(base.name, base, all(map(folders_in, parts)), size, test, seed)
+    task = _picture_task(base.name, base, all(map(folders_in, parts)), size, test, seed)
     return replace(task, **_stats(task.x_train))
 
 # %% ../nbs/01_data.ipynb #hb07cell
@@ -690,7 +690,7 @@ def _halves(splits, train, test, y, owner, seed): # -> training and test split
     first = hub_split(splits, train)
     if test is None or isinstance(test, str): return first, hub_split(splits, test or "test")
     (group,), _, target = (*encode(hub_groups([first], owner)), "class") if owner else hub_targets([first], y)
-    held = _held("test", _alike(group, target), test, seed)
+    held = _hold_out("test", _groups_of_targets(group, target), test, seed)
     return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
 
 # %% ../nbs/01_data.ipynb #hb08cell
@@ -723,18 +723,18 @@ def _office(root, download=False, size=64, seed=0, test=.2): # pixels of a side,
     base, get = root / "office_caltech_10", ("It cannot be downloaded from here: "
                                              "put pictures at office_caltech_10/<domain>/<class>/*.jpg")
     if not any(map(folders_in, folders_in(base))): raise not_there("office_caltech10", base, get)
-    return recipe(_pictured("office_caltech10", base, True, size, test, seed), "fedbn")
+    return recipe(_picture_task("office_caltech10", base, True, size, test, seed), "fedbn")
 
 # %% ../nbs/01_data.ipynb #05f6be63
 _usual = dict(mnist="heterofl", cifar10="feddecorr", cifar100="feddecorr", tiny_imagenet="feddecorr",
               domainnet="fedbn", digits5="fedbn") # data set -> the paper whose recipe it gets
 
-def _published(name, root, download, **kw):
+def _load_published(name, root, download, **kw):
     task = Task(name, **READERS[name](root, download, **kw))
     if name in _usual: return recipe(task, _usual[name])
     return replace(task, **_stats(task.x_train)) if task.x_train.dtype == torch.uint8 else task
 
-_loaders = {name: partial(_published, name) for name in READERS} | dict(
+_loaders = {name: partial(_load_published, name) for name in READERS} | dict(
     digits=_digits, digits_domains=_digits_domains, office_caltech10=_office,
     table=lambda root, download, path, **kw: Task.from_table(path, **kw), # `path` is yours and independent of `root`
     folder=lambda root, download, path, **kw: Task.from_folder(path, **kw))

@@ -142,9 +142,9 @@ def gap(
     a, b = contents(a), contents(b)
     if set(a) != set(b):
         raise ValueError(f"one state holds {sorted(set(a) - set(b))}, the other {sorted(set(b) - set(a))}")
-    return _between(a, b)
+    return _max_difference(a, b)
 
-def _between(a, b):
+def _max_difference(a, b):
     apart = (a[k].double() - v.double() for k, v in b.items() if v.numel())
     return max((v.abs().nan_to_num(nan=torch.inf).max().item() for v in apart), default=0.)
 
@@ -196,7 +196,7 @@ def text(method, world=None):
     return _yes(f"{repr(method)[:60]} is read back as itself")
 
 # %% ../nbs/laws.ipynb #b5aa4f1e
-def _deployed(method, world, state, k):
+def _deploy_once(method, world, state, k):
     "The network of the server or a client, when it has answered once."
     x, y = (world.data(0)[n][0, 0] for n in 'xy')
     net, answer = deploy_network(method, state, k, None if k is None else (x, y), world.model)
@@ -208,7 +208,7 @@ def runs(method, world):
     state = train_once(method, world)
     if bad := _infinite(state): return _no(f"after three rounds {bad[0]} and {len(bad)-1} more are not finite")
     for k, who in {None: 'the server', 0: 'a client'}.items():
-        try: _deployed(method, world, state, k)
+        try: _deploy_once(method, world, state, k)
         except Exception as e:
             return _no(f"between rounds the network of {who} cannot be used: {sentence(e)}"
                        f"{', as `client` is empty for the server' if k is None else ''}")
@@ -224,7 +224,7 @@ def _tensors(given):
     trees = {k: v for k, v in given.items() if isinstance(v, (dict, torch.Tensor))}
     return {k: v for k, v in flatten(trees).items() if isinstance(v, torch.Tensor)}
 
-def _copied(v): return tmap(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, v)
+def _copy_tensors(v): return tmap(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, v)
 
 # %% ../nbs/laws.ipynb #aa8215bf
 _SUMS = 'add', 'sub', 'rsub', 'mul', 'div', 'pow' # of numbers, where a label is one
@@ -270,14 +270,14 @@ class _Ears(Dispatch):
         return forward(params, *args, **kw)
 
 # %% ../nbs/laws.ipynb #81c4be90
-def _reporting(part, hook, calls):
+def _record_calls(part, hook, calls):
     "A hook of `part`, which appends every call to `calls`."
     f = getattr(type(part), hook)
     @wraps(f)
     def reporting(self, *args, **kw):
         given = {k: v for k, v in inspect.signature(f).bind(self, *args, **kw).arguments.items() if k != 'self'}
         before = {k: v._version for k, v in _tensors(given).items()}
-        again = (partial(f, part), {k: _copied(v) for k, v in given.items()}) if hook in ('loss', 'grad') else ()
+        again = (partial(f, part), {k: _copy_tensors(v) for k, v in given.items()}) if hook in ('loss', 'grad') else ()
         ears = _Ears(given)
         if 'forward' in kw: kw['forward'] = partial(ears.asks, kw['forward'])
         with ears: answer = f(self, *args, **kw)
@@ -294,7 +294,7 @@ def witness(method, world):
 def _heard(method, world):
     calls, parts = [], []
     for p in method.parts:
-        hooks = {h: _reporting(p, h, calls) for h in HOOKS if overrides(p, h)}
+        hooks = {h: _record_calls(p, h, calls) for h in HOOKS if overrides(p, h)}
         parts.append(object.__new__(type(type(p).__name__, (type(p),), hooks)))
         parts[-1].__dict__.update(p.__dict__)
     try: train(parts[0] if len(parts) == 1 else Sum(tuple(parts)), world, rounds=2)
@@ -309,7 +309,7 @@ def _of_calls(method, world, wrong):
     return error and _skip(f"a round ended before all was seen: {sentence(error, 120)}")
 
 # %% ../nbs/laws.ipynb #8d34c9c9
-def _first(answer): # of two values, of which the second is buffers
+def _without_buffers(answer): # of two values, of which the second is buffers
     return answer[0] if isinstance(answer, tuple) and answer else answer
 
 def _kind(v):
@@ -322,7 +322,7 @@ def whole(method, world):
     names = {*first.params, *first.buffers, *((*axes.size, axes.logits) if axes else ())}
     old = dict(begin=first.params, grad=first.params, merge={**first.params, **first.buffers})
     def wrong(c):
-        new = _first(c.answer)
+        new = _without_buffers(c.answer)
         if c.hook == 'mask' and (odd := [k for k in new if k not in names]):
             return f"names {odd[0]!r}, which is no tensor of the network"
         odd = [k for k, v in old.get(c.hook, {}).items() if k in new and _kind(new[k]) != _kind(v)]
@@ -369,7 +369,7 @@ def finer(method, world):
     def wrong(c):
         if c.heard.coarse: return f"rounds numbers of double precision to {c.heard.coarse}; `.to(v)` keeps v's"
         if c.hook not in ('loss', 'grad', 'send', 'merge'): return ''
-        answers = flatten(answer) if isinstance(answer := _first(c.answer), dict) else {'a number': answer}
+        answers = flatten(answer) if isinstance(answer := _without_buffers(c.answer), dict) else {'a number': answer}
         bad = [k for k, v in answers.items() if single(v)]
         return bad and f"answers {bad[0]} in single precision, though its type is double"
     seen = _of_calls(method, world, wrong)
@@ -378,20 +378,20 @@ def finer(method, world):
 # %% ../nbs/laws.ipynb #0a7c51de
 def _ours(v): return getattr(v, '__module__', '').split('.')[0] not in ('fedlit', 'torch', 'builtins')
 
-def _own(v, seen): # seen: id -> copy, of what was copied before
+def _copy_deep(v, seen): # seen: id -> copy, of what was copied before
     "A copy of a value; of a function of yours one whose globals, closure and defaults are copies, too."
     if id(v) in seen: return seen[id(v)]
-    if isinstance(v, (staticmethod, classmethod)): return type(v)(_own(v.__func__, seen))
-    if hasattr(v, 'cache_parameters'): return lru_cache(**v.cache_parameters())(_own(v.__wrapped__, seen))
+    if isinstance(v, (staticmethod, classmethod)): return type(v)(_copy_deep(v.__func__, seen))
+    if hasattr(v, 'cache_parameters'): return lru_cache(**v.cache_parameters())(_copy_deep(v.__wrapped__, seen))
     if not (isinstance(v, FunctionType) and _ours(v)):
         try: return v if isinstance(v, (type, ModuleType)) else copy.deepcopy(v, seen)
         except Exception: return v
     space = seen.setdefault(id(v.__globals__), dict(v.__globals__))
     cells = [seen.setdefault(id(c), CellType()) for c in v.__closure__ or ()]
     new = seen[id(v)] = FunctionType(v.__code__, space, v.__name__, closure=tuple(cells) or None)
-    for k in named_in(v.__code__) & space.keys(): space[k] = _own(v.__globals__[k], seen)
-    for cell, c in zip(cells, v.__closure__ or ()): cell.cell_contents = _own(c.cell_contents, seen)
-    new.__defaults__, new.__kwdefaults__ = _own(v.__defaults__, seen), _own(v.__kwdefaults__, seen)
+    for k in named_in(v.__code__) & space.keys(): space[k] = _copy_deep(v.__globals__[k], seen)
+    for cell, c in zip(cells, v.__closure__ or ()): cell.cell_contents = _copy_deep(c.cell_contents, seen)
+    new.__defaults__, new.__kwdefaults__ = _copy_deep(v.__defaults__, seen), _copy_deep(v.__kwdefaults__, seen)
     return new
 
 # %% ../nbs/laws.ipynb #7be2d94c
@@ -403,9 +403,9 @@ def copy_method(method): # a Method
         cls = type(p.name, (type(p),), {'__module__': type(p).__module__}) if mine else type(p)
         for c in mine: seen.setdefault(id(c), cls)
         for k, v in [(k, v) for c in mine[::-1] for k, v in vars(c).items() if k[:2] != '__']:
-            setattr(cls, k, _own(v, seen))
+            setattr(cls, k, _copy_deep(v, seen))
         parts.append(object.__new__(cls))
-        parts[-1].__dict__.update({k: _own(v, seen) for k, v in vars(p).items()})
+        parts[-1].__dict__.update({k: _copy_deep(v, seen) for k, v in vars(p).items()})
     return parts[0] if len(parts) == 1 else Sum(tuple(parts))
 
 # %% ../nbs/laws.ipynb #4542229f
@@ -483,11 +483,11 @@ def executors(method, world):
     for e in ['vmap', 'threads'] + ['extract']*asks_for(method, 'mask', 'axes'):
         try:
             with threads(2 if e == 'threads' else torch.get_num_threads()): other = train_once(method, world, e)
-        except Exception as error: return _no(f"{e} fails where the loop does not: {_advised(error)}")
+        except Exception as error: return _no(f"{e} fails where the loop does not: {_advice(error)}")
         apart[e] = gap(train_once(method, world), other)
     return _within(world.limit(ROUNDING), 'from the loop', **apart)
 
-def _advised(error):
+def _advice(error):
     said = str(error)
     if 'data-dependent control flow' in said or '.item()' in said:
         return "a Tensor is used in a Python `if` or by .item(); torch.where has an answer for each client"
@@ -613,7 +613,7 @@ def twin(
     if why := one.unless(method, world): return _skip(f"not asked, as {why}")
     a, b = (train_once(method, w, rounds=one.rounds) for w in (world, one.change(world)))
     mine = lambda state: {k: v for k, v in _network(state).items() if k in world.model.state_dict()}
-    apart = gap(a, b) if name == 'order' else _between(one.back(mine(b)), mine(a))
+    apart = gap(a, b) if name == 'order' else _max_difference(one.back(mine(b)), mine(a))
     seen = _within(world.limit(1e-8), f"with {one.said}", apart)
     why = '' if seen.holds else one.meant(method, world)
     return _note(f"{seen.said}; look whether that is meant, as {why}") if why else seen
@@ -634,7 +634,7 @@ def _as_one(method, world, what, said, meant=()):
     still = [k for k, v in end.items() if torch.equal(v, getattr(state, what)[k])]
     why = _unlike_clients(method, world) or overrides(method, 'mask') and 'clients train other entries'
     if why: return _skip(f"not asked, as {why}"), still
-    apart = _between({k: out[what][k][0] for k in end}, end)
+    apart = _max_difference({k: out[what][k][0] for k in end}, end)
     seen = _within(world.limit(1e-9), f"between equal clients' {said} and the server's", apart)
     by = [h for h in meant if overrides(method, h)]
     return seen if seen.holds or not by else _note(f"{seen.said}; look whether that is what `{by[-1]}` is for"), still
@@ -683,7 +683,7 @@ def _slopes(call):
     along = {k: tmap(lambda v: torch.randn(v.shape, generator=g, dtype=v.dtype), given[k]) for k in names}
     def loss(t):
         moved = {k: tmap(lambda v, d: v + t*d, given[k], along[k]) for k in names}
-        with hold_seed(0), Seeded(('slope',)): return torch.as_tensor(_first(hook(**{**given, **moved})))
+        with hold_seed(0), Seeded(('slope',)): return torch.as_tensor(_without_buffers(hook(**{**given, **moved})))
     t = torch.zeros((), dtype=torch.double, requires_grad=True)
     with Lookout(_STOPS.__contains__) as stops: value = loss(t)
     auto = torch.autograd.grad(value, t, allow_unused=True)[0] if value.requires_grad else None
@@ -726,7 +726,7 @@ def batch(method, world):
         (hook, given), many = c.again, ('x', 'y', 'features', 'logits', 'frozen')
         if c.heard.draws: return _skip(f"not asked, as {c.part}.loss draws")
         times = lambda n: {k: tmap(lambda v: torch.cat([v]*n), v) if k in many else v for k, v in given.items()}
-        try: one, two, three = (float(_first(hook(**times(n)))) for n in (1, 2, 3))
+        try: one, two, three = (float(_without_buffers(hook(**times(n)))) for n in (1, 2, 3))
         except Exception as e: return _skip(f"{c.part}.loss takes no batch twice as long: {sentence(e, 120)}")
         near = min(abs(three - two - by*(two - one)) for by in (1, 5/3, 1/3)) # 1, 2, 3 copies, squares, shares
         if abs(two - one) > 1e-9*(1 + abs(one)) and near <= 1e-9*abs(two - one):
@@ -736,12 +736,12 @@ def batch(method, world):
 # %% ../nbs/laws.ipynb #a50380ef
 def _flat(tree): return torch.cat([v.detach().flatten() for v in tree.values()])
 
-def _added(call):
+def _added_gradient(call):
     "What a hook adds to the gradient of the parameters."
     hook, given = call.again
-    if call.hook == 'grad': return _flat(_first(call.answer)) - _flat(given['grads'])
+    if call.hook == 'grad': return _flat(_without_buffers(call.answer)) - _flat(given['grads'])
     params = {k: v.requires_grad_() for k, v in given['params'].items()}
-    value = torch.as_tensor(_first(hook(**given)))
+    value = torch.as_tensor(_without_buffers(hook(**given)))
     if not value.requires_grad: return torch.zeros(())
     some = torch.autograd.grad(value, list(params.values()), allow_unused=True, materialize_grads=True)
     return _flat(dict(zip(params, some)))
@@ -753,7 +753,7 @@ def near(method, world):
     for c in asks:
         params, received = (c.again[1][k] for k in ('params', 'received'))
         away = _flat(params) - _flat({k: received[k] for k in params})
-        if F.cosine_similarity(_added(c), away, 0) < 1e-9 - 1:
+        if F.cosine_similarity(_added_gradient(c), away, 0) < 1e-9 - 1:
             return _note(f"{c.part}.{c.hook} pushes away from what was received; look whether its sign is meant")
     return _yes('nothing pushes away') if asks else _skip('no hook asks for `params` and `received`')
 
@@ -784,7 +784,7 @@ def sums(method, world):
         return _no(f"in {both.name}: {sentence(e)}")
     seen = _within(world.limit(ROUNDING), f"of loop and {many} beside {', '.join(p.name for p in yes)}", apart)
     idle = _beside(method, [FedProx(mu=0.)])[0]
-    nothing = _between(*map(_network, (train(idle, world), train_once(method, world))))
+    nothing = _max_difference(*map(_network, (train(idle, world), train_once(method, world))))
     if seen.holds and nothing > world.limit(1e-12):
         seen = _no(f"beside FedProx(mu=0.0), which does nothing, it differs by {nothing:.1e}")
     return replace(seen, said=seen.said + ''.join(f"; it refuses {p.name}, as {why}" for p, why in no.items()))
@@ -827,7 +827,7 @@ def frozen(method, world):
 # %% ../nbs/laws.ipynb #8d1891dd
 def off(method, world):
     "Where a hyperparameter switches the method off, it is FedAvg."
-    apart = _between(train_once(method, world).params, train_once(FedAvg(), world).params)
+    apart = _max_difference(train_once(method, world).params, train_once(FedAvg(), world).params)
     return _within(0, f'between {repr(method)[:60]} and FedAvg()', apart)
 
 def acts(method, world):
@@ -846,9 +846,9 @@ def acts(method, world):
         return _note(f"what {part} remembers at the {where} never changes; look whether that is meant")
     try: plain = _network(train_once(FedAvg(), world))
     except Exception: return _yes('FedAvg() does not train this network')
-    own, (params, buffers) = whole(state.client) or state.personal, _deployed(method, world, state, 0)
+    own, (params, buffers) = whole(state.client) or state.personal, _deploy_once(method, world, state, 0)
     net = {**params, **buffers}
-    if own or {*plain} != {*net} or _between(plain, net) > 1e-12:
+    if own or {*plain} != {*net} or _max_difference(plain, net) > 1e-12:
         return _yes('three rounds are not those of FedAvg()')
     return _note('three rounds are those of FedAvg(); look whether it does what it should')
 

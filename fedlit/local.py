@@ -205,7 +205,7 @@ class Local(Value):
     equal_batches: bool = field(default=False, repr=False) # make batches whose sizes differ by at most one?
     steps: int = field(default=None, repr=False)          # steps per round, instead of epochs; a tuple or an Effort too
     optimizer: Optimizer = field(default=SGD(), repr=False) # SGD(), Adam() or AdamW()
-    def right(self): return _right(self)
+    def right(self): return _requirements(self)
     def __repr__(self):
         unused = {'epochs'} if self.steps is not None and self.epochs == Local.epochs else set()
         return f"Local({', '.join(f'{k}={v!r}' for k, v in self.said().items() if k not in unused)})"
@@ -220,7 +220,7 @@ def _momentum(v, optimizer):
     return (is_number(v) and 0 <= v < 1 and (v > 0 or not ahead),
             "a number in [0, 1)" + ", and not 0 where it is Nesterov's"*ahead)
 
-def _right(local):
+def _requirements(local):
     "What the fields of `Local` must be: name -> (is it valid?, what would be right)."
     one = ', a tuple with one for each client, or an Effort'
     return dict(

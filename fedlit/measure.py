@@ -22,7 +22,7 @@ def spectrum(
     top=None, # keep only this many of the largest values
 ):            # (min(d, top),) float64 tensor on the CPU, descending, in squared units of the features
     "Singular values of the representation covariance (FedDecorr, sec. 3.1). ValueError unless (N >= 2, d) and finite"
-    z = _checked(features)
+    z = _check_features(features)
     eps = torch.finfo(z.dtype).eps
     least = 8 * eps * z.abs().max() * z.numel()**.5 # what rounding leaves of constant features
     z = z - z.mean(0)
@@ -35,7 +35,7 @@ def exactly(v): # tensor
     "A tensor in double precision: on its own device, or on the CPU if the device has no double precision."
     return v.double() if doubles(v.device) else v.cpu().double()
 
-def _checked(features):
+def _check_features(features):
     z = exactly(torch.as_tensor(features).detach())
     if z.ndim != 2:
         raise ValueError(f"features must be (samples, dimensions), got shape {tuple(z.shape)}; use features.flatten(1)")
@@ -287,7 +287,7 @@ def spread(
     return Spread(statistics.fmean(v), statistics.stdev(v) if finite else math.nan, len(v))
 
 # %% ../nbs/13_measure.ipynb #94a46535
-def _nudged(model, seed=0): # seed: decides which parameters go up and which down
+def _nudge(model, seed=0): # seed: decides which parameters go up and which down
     "A copy of the model with the last bit of each parameter changed, to the next number above or below"
     other, gen = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -323,7 +323,7 @@ def rounding(
 ) -> Rounding:
     "Repeat a run with the last bit of its initial parameters changed: a difference no larger than this means nothing."
     if times < 1: raise ValueError(f"times={times}, but it must be at least 1: runs to compare with the first")
-    runs = [train(net) for net in (model, *(_nudged(model, seed) for seed in range(times)))]
+    runs = [train(net) for net in (model, *(_nudge(model, seed) for seed in range(times)))]
     name, before = first_of(runs[0].history), dict(model.named_parameters())
     scores = torch.tensor([r.history[name].tolist() for r in runs])
     apart = (scores[1:] - scores[0]).abs().amax(0)

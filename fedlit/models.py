@@ -60,7 +60,7 @@ def models()->list: # names that `build` accepts, sorted
     "The names of all registered networks."
     return sorted(_shelf)
 
-def _called(name): # such as "MLP" for "mlp"
+def _match_builder(name): # such as "MLP" for "mlp"
     if isinstance(name, str): return match_name(name, _shelf, "model", .4)
     raise TypeError(f"a network is built by its name, such as 'mlp', not from a {type(name).__name__}; a function "
                     "(shape, classes) that makes yours gets a name by fedlit.models.register")
@@ -114,7 +114,7 @@ def _trial(model, shape):
         finally: model.train(mode)
 
 # %% ../nbs/03_models.ipynb #6c702bb0
-def _fits(name, model, shape, classes):
+def _check_fit(name, model, shape, classes):
     "`model`, if it maps samples of `shape` to features and `classes` logits; otherwise a ValueError says why not."
     try: out = _trial(model, shape)
     except (RuntimeError, ValueError, IndexError) as e:
@@ -130,7 +130,7 @@ def build(
     **options, # options of that network, such as `features=32`
 )->nn.Module: # a network that returns (features, logits)
     "Build the network `name`, sized for `task`; a ValueError says which names or image sizes are possible."
-    name = _called(name)
+    name = _match_builder(name)
     shape = tuple(task.x_train.shape[1:])
     with hold_draws([]) if seed is not None else nullcontext():
         if seed is not None: torch.default_generator.set_state(generator_of(seed).get_state())
@@ -143,7 +143,7 @@ def build(
             said = ", ".join(f"{k}={v!r}" for k,v in options.items())
             raise ValueError(f"{name} cannot be built with {said}: {str(e).partition(chr(10))[0][:120]}; "
                              "a width is a whole number, at least 1, and several layers are a tuple of them") from e
-        model = _fits(name, model, shape, task.classes)
+        model = _check_fit(name, model, shape, task.classes)
     # from this, a saved run builds it again
     model.spec = dict(name=name, shape=shape, classes=task.classes, options=options)
     return model
@@ -309,7 +309,7 @@ def basic_block(c, out, stride, shortcut=_project): # shortcut: function of the 
     from torchvision.models.resnet import BasicBlock
     return BasicBlock(c, out, stride, shortcut(c, out, stride))
 
-def _padded(c, out, stride): return basic_block(c, out, stride, _pad)
+def _padded_block(c, out, stride): return basic_block(c, out, stride, _pad)
 
 def _bottleneck(c, out, stride):
     from torchvision.models.resnet import Bottleneck
@@ -361,21 +361,21 @@ resnet34 = _residual("resnet34", "ResNet34 in the style of `resnet18`", basic_bl
 
 _by_inputs = "fan_in", (nn.Conv2d, nn.Linear)
 resnet20 = _residual("resnet20", "ResNet20 for CIFAR: three stages, option A (He et al. 2016, section 4.2)",
-                     _padded, (16, 32, 64), (3, 3, 3), init=_by_inputs)
+                     _padded_block, (16, 32, 64), (3, 3, 3), init=_by_inputs)
 resnet32 = _residual("resnet32", "ResNet32 in the style of `resnet20`",
-                     _padded, (16, 32, 64), (5, 5, 5), init=_by_inputs)
+                     _padded_block, (16, 32, 64), (5, 5, 5), init=_by_inputs)
 
 # %% ../nbs/03_models.ipynb #58eb41b6
 resnet50 = _residual("resnet50", "ResNet50 with a CIFAR stem, as MOON uses it (MOON, section 4.1)",
                      _bottleneck, _wide, (3, 4, 6, 3), projector=True, init=("fan_out",), expansion=4)
 
 # %% ../nbs/03_models.ipynb #93ba1f3a
-def _imagenet(c, out): return stem_of(c, out, imagenet=True)
+def _imagenet_stem(c, out): return stem_of(c, out, imagenet=True)
 
 feddecomp_resnet8 = _residual("feddecomp_resnet8", "FedDecomp's ResNet8: ImageNet stem, three stages of one block",
-                              basic_block, _wide[:3], (1, 1, 1), init=("fan_out",), stem=_imagenet)
+                              basic_block, _wide[:3], (1, 1, 1), init=("fan_out",), stem=_imagenet_stem)
 feddecomp_resnet10 = _residual("feddecomp_resnet10", "FedDecomp's ResNet10: as ResNet8, with a fourth stage",
-                               basic_block, _wide, (1, 1, 1, 1), init=("fan_out",), stem=_imagenet)
+                               basic_block, _wide, (1, 1, 1, 1), init=("fan_out",), stem=_imagenet_stem)
 
 # %% ../nbs/03_models.ipynb #6c4cd7b1
 class PreActBlock(nn.Module):
@@ -505,7 +505,7 @@ def macs(
     return seen.get_total_flops()//2
 
 # %% ../nbs/03_models.ipynb #84ff374a
-def _cut(model, head):
+def _split_head(model, head):
     "A copy of `model` without its submodule `head`, and that submodule."
     if not isinstance(model, nn.Module):
         raise TypeError(f"{model!r} is a {type(model).__name__}, but `wrap` takes a network, a torch.nn.Module")
@@ -534,7 +534,7 @@ def wrap(
     x:torch.Tensor=None, # a batch on which outputs are compared, in evaluation mode; None: no comparison
 )->Net: # the same network, returning (features, logits); a ValueError if `head` is absent or not the last step
     "Split `model` before `head`, so that it returns its features as well as its logits."
-    net = Net(*_cut(model, head))
+    net = Net(*_split_head(model, head))
     net.cut_at = head # where `unwrap` puts the head back
     if x is None: return net
     name,logits,more = type(model).__name__,_outputs(model, x)[0],()

@@ -69,7 +69,7 @@ def predictor(
     return answer
 
 # %% ../nbs/21_networks.ipynb #net00014
-def _met(method, outs, sents):
+def _exchange(method, outs, sents):
     "What each group's server gets: its own clients' results, and what it may use from other groups."
     if not meets(method): return outs
     there = {i: (predictor(sent, out), out) for i, (sent, out) in enumerate(zip(sents, outs)) if len(out['loss'])}
@@ -169,7 +169,7 @@ def _one_round(simulations, steps, method): # steps: for each, the generator `Si
         outs.append(sim.train(who, state) if who else no_one(state))
         spent.append((began, clock() - began))
     sents = [sim.broadcast(state) for sim, state in zip(simulations, asked)]
-    for sim, step, out, (began, own) in zip(simulations, steps, _met(method, outs, sents), spent):
+    for sim, step, out, (began, own) in zip(simulations, steps, _exchange(method, outs, sents), spent):
         sim.waited = clock() - began - own # time spent on the other groups
         with suppress(StopIteration): step.send(out) # after the last round
 
@@ -240,7 +240,7 @@ SUMMED = 'participants', 'participants_tested', 'bad', 'seconds' # added up over
 OF_THE_ROUND = re.compile('train_loss|drift|(.*_)?(global|personal)_(before|after)') # means over participants
 UNJOINED = re.compile('.*_sd|peak_mb') # columns that cannot be joined over networks; each run has its own
 
-def _joined(column, tables, clients, tested):
+def _join_column(column, tables, clients, tested):
     "A column for all networks; means are weighted by the numbers of clients over which they are taken."
     there = [t for t in tables if column in t]
     values = np.stack([t[column] for t in there], 1)
@@ -261,7 +261,7 @@ def history(self:MixedRun):
     names = dict.fromkeys(k for t in tables for k in t.select_dtypes('number') if not UNJOINED.fullmatch(k))
     first = first_of(names)
     each = {f'{first} {i}': t[first] for i, t in enumerate(tables) if first in t}
-    joined = {k: _joined(k, tables, *count) for k in names}
+    joined = {k: _join_column(k, tables, *count) for k in names}
     return pd.DataFrame({**joined, **each}, index=tables[0].index).reset_index()
 
 # %% ../nbs/21_networks.ipynb #net00022

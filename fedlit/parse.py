@@ -111,7 +111,7 @@ def signature_of(
     return f'{cls.__name__}{Signature(bare)}'
 
 # %% ../nbs/15_parse.ipynb #pa14made
-def _made(name, names, /, *args, **kw):
+def _construct(name, names, /, *args, **kw):
     "The value of that name; if its arguments do not fit, an error says how to write it."
     cls = names[match_name(name, names, 'value')]
     try: return cls(*args, **kw)
@@ -120,9 +120,9 @@ def _made(name, names, /, *args, **kw):
 def _value(node, names):
     match node:
         case ast.Call(func=ast.Name(id=name)) if all(k.arg for k in node.keywords):
-            return _made(name, names, *(_value(a, names) for a in node.args),
+            return _construct(name, names, *(_value(a, names) for a in node.args),
                          **{k.arg: _value(k.value, names) for k in node.keywords})
-        case ast.Name(id=name) if name not in ('inf', 'nan'): return _made(name, names)
+        case ast.Name(id=name) if name not in ('inf', 'nan'): return _construct(name, names)
         case _: return _constant(node)
 
 # %% ../nbs/15_parse.ipynb #pa14valu

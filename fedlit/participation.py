@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Participation', 'many', 'Uniform', 'draw_clients', 'check_participation', 'BySize', 'RoundRobin', 'Available',
-           'PowerOfChoice', 'Answers', 'Clock', 'needs', 'plain']
+           'PowerOfChoice', 'Arrivals', 'Clock', 'needs', 'plain']
 
 # %% ../nbs/11_participation.ipynb #e6003326
 import copy, inspect, math
@@ -132,7 +132,7 @@ class PowerOfChoice(_Share):
         return d[np.argsort(-np.asarray(losses(d.tolist())), kind='stable')[:m]]
 
 # %% ../nbs/11_participation.ipynb #8b5f9cf0
-class Answers(NamedTuple):
+class Arrivals(NamedTuple):
     "The clients whose results arrive in a round."
     who: list                        # client numbers, sorted
     began: list                      # the round in which each of them began
@@ -177,7 +177,7 @@ def seconds(self:Clock, clients, seed):
 # %% ../nbs/11_participation.ipynb #c15157c7
 @patch
 def rounds(self:Clock, clients, seed, steps): # steps: function of client and round -> number of steps
-    "Yield the `Answers` of round after round, without end."
+    "Yield the `Arrivals` of round after round, without end."
     paces, work, now = self.seconds(clients, seed), [], 0. # work: a heap of (end, client, round in which it began)
     def begin(idle, draw, round):
         free = min(many(self.share, clients) - len(work), len(idle))
@@ -195,7 +195,7 @@ def rounds(self:Clock, clients, seed, steps): # steps: function of client and ro
             if self.answers and len(came) < goal: begin(idle, draw, round)
         if work and len(came) < goal: now = max(now, end)
         who, starts, at = zip(*sorted(came))
-        yield Answers(list(who), list(starts), frozenset(b for _, _, b in work), at, now)
+        yield Arrivals(list(who), list(starts), frozenset(b for _, _, b in work), at, now)
 
 @patch
 def draw(self:Clock, clients, seed, round, steps):

@@ -36,14 +36,14 @@ def _whole(name, value, low, high=None, why=""):
 def _rng(seed): return np.random.default_rng(_whole("seed", seed, 0))
 
 # %% ../nbs/02_partition.ipynb #c1408c0e
-def _grouped(y, rng):
+def _order_by_label(y, rng):
     "All indices, sorted by label, in random order within a label."
     order = rng.permutation(len(y))
     return order[np.argsort(y[order], kind="stable")]
 
 def _decks(y, rng):
     "One shuffled index array per label 0..max, empty for a label that does not occur."
-    return np.split(_grouped(y, rng), np.cumsum(np.bincount(y))[:-1])
+    return np.split(_order_by_label(y, rng), np.cumsum(np.bincount(y))[:-1])
 
 # %% ../nbs/02_partition.ipynb #gr02code
 def _groups(name, v):
@@ -205,7 +205,7 @@ def dirichlet(
     _concentration(alpha)
     if form != "paper":
         _whole("min_size", min_size, 0, len(y) // clients, f"since {len(y)} samples are shared by {clients} clients")
-    if alpha > 1e300: return _in_turn(_grouped(y, rng), clients)
+    if alpha > 1e300: return _in_turn(_order_by_label(y, rng), clients)
     sizes = np.bincount(y)
     table = (_search(sizes, clients, alpha, min_size, restarts, rng) if form == "released"
              else _table(sizes, clients, alpha, form == "rebalanced", rng))
@@ -269,7 +269,7 @@ def shards(
     y, clients, rng = _start(y, clients, seed)
     s = _whole("shards_per_client", shards_per_client, 1, len(y) // clients,
                f"since {len(y)} samples are shared by {clients} clients")
-    cut = _pure(_decks(y, rng), clients * s, rng) if pure else np.array_split(_grouped(y, rng), clients * s)
+    cut = _pure(_decks(y, rng), clients * s, rng) if pure else np.array_split(_order_by_label(y, rng), clients * s)
     return _pack([np.concatenate([cut[j] for j in hand]) for hand in rng.permutation(clients * s).reshape(clients, s)])
 
 # %% ../nbs/02_partition.ipynb #eff4f682
@@ -390,7 +390,7 @@ def concept_shift(
     for part in [p for p in ("train", "test", "val") if getattr(task, f"y_{p}") is not None]:
         y = _labels(getattr(task, f"y_{part}"))
         whose = np.empty_like(y)
-        whose[_grouped(y, rng)] = np.arange(len(y)) % concepts
+        whose[_order_by_label(y, rng)] = np.arange(len(y)) % concepts
         new |= {f"domain_{part}": torch.from_numpy(whose), f"y_{part}": torch.from_numpy(names[whose, y])}
     return replace(task, domains=tuple(f"concept {g}" for g in range(concepts)), **new)
 

@@ -261,7 +261,7 @@ def _net(self:Run, client):
 
 # %% ../nbs/18_result.ipynb #165445ea
 @patch
-def _asked(self:Run, x, task):
+def _prepare_inputs(self:Run, x, task):
     "Samples as tensors, the function that normalises them, and the names of a table's columns."
     said = self.settings.get('input') if task is None else data_spec(task)['input']
     if not said: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
@@ -284,7 +284,7 @@ def logits(self:Run,
     "The network's scores for each class, in evaluation mode."
     if not (is_whole(batch) and batch >= 1): raise ValueError(f"batch={batch!r}, but it must be at least 1")
     self._client(client)
-    x, ready, columns = self._asked(x, task)
+    x, ready, columns = self._prepare_inputs(x, task)
     out = logits_of(self.model, x, batch, ready, *self._net(client)).cpu()
     if odd := first_nonfinite('x', x, out.flatten(1).isnan().any(1).nonzero().flatten(), columns):
         raise ValueError(f"{odd}, and the network answers NaN; fill it, or leave the sample out")
@@ -462,7 +462,7 @@ def _trees(header, tensors, device):
 
 # %% ../nbs/18_result.ipynb #wholecl1
 @contextmanager
-def _whole(path):
+def _name_bad_file(path):
     "A context that adds the name of the file to an error about its content."
     try: yield
     except FileNotFoundError: raise
@@ -470,10 +470,10 @@ def _whole(path):
         said = str(e).partition(chr(10))[0]
         raise e if str(path) in said else ValueError(f"{path} is no run that fedlit can read: {said}") from None
 
-def _read(path, device='cpu'):
+def _read_run(path, device='cpu'):
     "The header of a file, and the state in it."
     header, tensors = read_tensors(path, FORMAT)
-    with _whole(path):
+    with _name_bad_file(path):
         if header.get('history') == BESIDE: header['history'] = json.loads(tensors.pop('history').numpy().tobytes())
         _check_kinds(header)
         _check_history(header['history'], header['columns'])
@@ -532,11 +532,11 @@ def load(cls:Run,
 ) -> Run:
     "Read a run from a file."
     check_device(device)
-    header, state = _read(path, device)
+    header, state = _read_run(path, device)
     if method is not None and repr(method) != _text_of(header, method):
         raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
     run = cls(method or _method_of(header, path), header['history'], state, header['settings'])
-    with _whole(path):
+    with _name_bad_file(path):
         _check_use(run)
         if model is None and isinstance(spec := run.settings['model'], dict): model = _network(spec, state)
         return run.put_into(copy.deepcopy(model).to(device)) if model is not None else run
@@ -561,7 +561,7 @@ def resume(
     device,   # where the tensors go
 ):            # the Run so far, or None if there is no checkpoint
     "Resume from the newest checkpoint that can be read; a ValueError if it belongs to another run."
-    found = path and newest(path, partial(_read, device=device))
+    found = path and newest(path, partial(_read_run, device=device))
     if not found: return None
     header, state = found
     theirs, ours = ({**header['settings'], 'method': _text_of(header, method)},

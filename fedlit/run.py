@@ -21,10 +21,10 @@ from itertools import islice
 from pathlib import Path
 from tqdm import tqdm
 import fedlit
-from .batches import CRITERIA, batch_sizes, batches_of, loss_of_guess, usable_sizes, width
+from .batches import CRITERIA, batch_sizes, batches_of, loss_of_guess, usable_sizes, batch_width
 from .cohort import Broadcast, check_local, check_target
 from .local import Local, is_number, is_whole
-from .participation import Answers, Clock, check_participation, draw_clients, plain
+from .participation import Arrivals, Clock, check_participation, draw_clients, plain
 from .ground.draws import Seeded, hold_draws
 from .engine.inputs import (attempt, best_device, check_device, check_extremes, check_network,
                                   check_proxy, convolves, find_side_effects, first_nonfinite, has_own_code,
@@ -321,11 +321,11 @@ class Simulation:
 @patch
 def _count(self:Simulation):
     "Determine how much each client counts, its numbers of samples and steps, and which client has the most samples."
-    f, lengths = self.federation, [len(c) for c in self.federation.clients]
-    for k in sorted({*range(len(lengths))} - {*f.without}): usable_sizes(k, lengths[k], f.local, self.min_batch)
-    self.sizes, self.lengths, self.fullest = WEIGHTING[f.weighting](f.clients), lengths, int(np.argmax(lengths))
-    self.steps_of = lambda k, round=0: f.local.steps_of(lengths[k], k, f.seed, round)
-    self.steps = list(map(self.steps_of, range(len(lengths)))) # in round 0
+    f, sizes = self.federation, [len(c) for c in self.federation.clients]
+    for k in sorted({*range(len(sizes))} - {*f.without}): usable_sizes(k, sizes[k], f.local, self.min_batch)
+    self.weights, self.sizes, self.fullest = WEIGHTING[f.weighting](f.clients), sizes, int(np.argmax(sizes))
+    self.steps_of = lambda k, round=0: f.local.steps_of(sizes[k], k, f.seed, round)
+    self.steps = list(map(self.steps_of, range(len(sizes)))) # in round 0
 
 @patch
 def _choose(self:Simulation, shared):
@@ -397,14 +397,14 @@ def _tapes(self:Simulation, x, shared):
     own = partial(python_state, network=self.model, criterion=a.criterion, method=a.method, optimizer=a.local.optimizer)
     given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
              type(a.task), a.task.augment)
-    why = self._uncompiled() if (how := self.federation.record) == 'compile' else ''
+    why = self._why_uncompiled() if (how := self.federation.record) == 'compile' else ''
     if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
     lasting = how in (True, 'compile') and not shared and not has_own_code(*given)
     return Tapes(how == 'graph', own, how == 'compile' and not why, lasting) if how else None
 
 # %% ../nbs/19_run.ipynb #ce6d3dd0
 @patch
-def _uncompiled(self:Simulation):
+def _why_uncompiled(self:Simulation):
     "Why no step of this federation will be compiled, or ''; see `ReplayedCohort.returns`."
     a = self.federation
     if changes := sorted(varies_with(a.method, STEP) - {'first'}):
@@ -425,11 +425,11 @@ def versions(
 @patch
 def settings(self:Simulation, executor):
     "The settings that a run of this simulation writes down; `executor` as a user would name it."
-    a, sizes = self.federation, self.lengths
+    a = self.federation
     more = dict(metrics=list(a.metrics)) if a.metrics else {}
     if a.setting: more['setting'] = in_words(a.setting)
     return dict(model=getattr(self.model, 'spec', None) or type(self.model).__name__, task=self.task.name,
-                clients=len(sizes), sizes=sizes, rounds=a.rounds, local=a.local.plain(),
+                clients=len(self.sizes), sizes=self.sizes, rounds=a.rounds, local=a.local.plain(),
                 participation=plain(a.participation), seed=a.seed, executor=executor, device=a.device,
                 threads=self.threads,
                 weighting=a.weighting, statistics=a.statistics, precision=a.precision,
@@ -482,7 +482,7 @@ def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is 
     if p := next((p for p in self.federation.method.parts if p.protects and getattr(p, 'noise', 0)), None):
         return (f"{p.name} may add too much noise: less noise, a smaller clip or more {p.protects} at once would help; "
                 f"if not, {UNIT}")
-    short = min(batch_sizes(self.lengths[next(iter(wrong))], self.federation.local, self.min_batch))
+    short = min(batch_sizes(self.sizes[next(iter(wrong))], self.federation.local, self.min_batch))
     if self.min_batch > 1 and short < SHORT:
         return (f"an epoch of it ends with a batch of {short}, over which BatchNorm's deviation may be "
                 "next to nothing; equal_batches=True in Local makes batches equal, and a smaller lr may help")
@@ -528,28 +528,28 @@ def no_one(
                 steps=torch.empty(0), uploads={}, mask={}, client={})
 
 @patch
-def answers(self:Simulation, state):
-    "The clients that take part in the round after this state, or finish in it, without those left out; an `Answers`."
-    a, n, r = self.federation, len(self.lengths), state.round
+def arrivals(self:Simulation, state):
+    "The clients that take part in the round after this state, or finish in it, without those left out."
+    a, n, r = self.federation, len(self.sizes), state.round
     if isinstance(a.participation, Clock):
         if not self.timetable: self.rest = a.participation.rounds(n, a.seed, self.steps_of)
         self.timetable += islice(self.rest, r + 1 - len(self.timetable))
         found = self.timetable[r]
     else:
-        who = draw_clients(n, a.participation, a.seed, r, self.lengths, partial(self.losses, state), self.steps_of)
-        found = Answers(who, [r]*len(who))
+        who = draw_clients(n, a.participation, a.seed, r, self.sizes, partial(self.losses, state), self.steps_of)
+        found = Arrivals(who, [r]*len(who))
     left = [(k, b) for k, b in zip(found.who, found.began) if k not in a.without]
     return found._replace(who=[k for k, _ in left], began=[b for _, b in left])
 
 # %% ../nbs/19_run.ipynb #9f327627
 @patch
-def collect(self:Simulation, state, answers): # answers: those of this round
-    "The results of the clients in `answers`: yields as `one_round` does, once per round in which some of them began."
-    if not answers.who: return (yield [], state) if self.meets else no_one(state)
-    starts = sorted(set(answers.began))
+def collect(self:Simulation, state, arrivals): # arrivals: those of this round
+    "The results of the clients in `arrivals`: yields as `one_round` does, once per round in which some of them began."
+    if not arrivals.who: return (yield [], state) if self.meets else no_one(state)
+    starts = sorted(set(arrivals.began))
     outs = []
     for r in starts:
-        out = yield [k for k, b in zip(answers.who, answers.began) if b == r], state.sent_in(r)
+        out = yield [k for k, b in zip(arrivals.who, arrivals.began) if b == r], state.sent_in(r)
         outs.append(out if starts == [state.round] else dict(out, began=torch.full_like(out['who'], r)))
     return outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
 
@@ -572,12 +572,12 @@ def losses(self:Simulation, state, who):
 def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
     "One round: yields who is to train from which state; returns the state, the results, the row, and a test or None."
     a = self.federation
-    answers = self.answers(state)
-    out = yield from self.collect(state, answers)
-    who, columns = out['who'].tolist(), client_columns(a.bad_clients, answers.who, out)
+    arrivals = self.arrivals(state)
+    out = yield from self.collect(state, arrivals)
+    who, columns = out['who'].tolist(), client_columns(a.bad_clients, arrivals.who, out)
     new, seen = replace(state, round=state.round + 1), None
     if who or 'peers' in out:
-        new = aggregate(self.broadcast(state), who, out, self.sizes[who], team.sums)
+        new = aggregate(self.broadcast(state), who, out, self.weights[who], team.sums)
         if new.recomputes and who:
             new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None), who)
         # read together: is the step sound, and how good is the network if it is?
@@ -586,10 +586,10 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         sound, *seen = to_host(*unread)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     columns |= part_columns(a.method, new, a.participation, a.clients)
-    new = new.remember(state, answers.pending)
+    new = new.remember(state, arrivals.pending)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
-    if answers.time is not None:
-        row.update(time=answers.time, staleness=np.mean([state.round - b for b in answers.began] or [math.nan]))
+    if arrivals.time is not None:
+        row.update(time=arrivals.time, staleness=np.mean([state.round - b for b in arrivals.began] or [math.nan]))
     if protections(a.method): del row['train_loss'], row['drift']
     if wrong := self.failures.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
     return new, out, row, self.test.scores(seen) if seen else None
@@ -774,7 +774,7 @@ def call_watch(self:Simulation, run, after, out):
 
 # %% ../nbs/19_run.ipynb #e19b2898
 @patch
-def by_rounds(self:Simulation, run, team, stop):
+def by_rounds(self:Simulation, run, team, stop): # team: what `begin` of a team returned; of one process, `self`
     "Run the rounds, with clients trained by `team`; pauses after each round but the last."
     steps, out = self.rounds(run, team, stop), None
     while True:
@@ -930,7 +930,7 @@ def kind(self:Simulation, state):
     a = self.federation
     alone = self.executor != 'vmap' or a.chunk or isinstance(a.participation, Clock)
     kind = None if alone else kind_of(self.broadcast(state))
-    return kind and (kind, id(a.task), a.device, a.local, a.precision, a.record, width(a.clients, a.local))
+    return kind and (kind, id(a.task), a.device, a.local, a.precision, a.record, batch_width(a.clients, a.local))
 
 # %% ../nbs/19_run.ipynb #fedgcel1
 def federating(

@@ -27,7 +27,7 @@ def _difference(new, old):
     if not new.is_floating_point(): return (new.long() - old.long()).to(finest(new.device))
     return (new - old).masked_fill(new == old, 0)
 
-def _changed(old, moved):
+def _add_to_buffer(old, moved):
     "Buffers of complex or whole numbers, after they have `moved`."
     if old.is_complex(): return old + torch.view_as_complex(moved).to(old)
     return torch.where(moved == 0, old, (old.long() + moved).round().to(old.dtype))
@@ -105,15 +105,15 @@ def aggregate(
 ) -> State: # State after the round
     "The server's half of a round."
     method, state = sent.method, sent.state
-    if not len(who) and 'peers' in out: return _unmoved(sent, out)
+    if not len(who) and 'peers' in out: return _merge_without_updates(sent, out)
     p = _shares(weights, len(who), state.params).to(out['steps'].device)
     offer = _at_server(sent, len(who), out, p)
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer)
     if any(replaces(part, 'weigh', 'weights') for part in method.parts): p = offer['weights'] = q = q.to(p)
     new = caught_up(state, out)
-    moved = (_combined(method, state, new, offer, q) if overrides(method, 'combine')
+    moved = (_combine_changes(method, state, new, offer, q) if overrides(method, 'combine')
              else {k: _mean(**v) for k, v in sums(state, new, q, p).items()})
-    return _merged(method, state, who, out, offer, moved)
+    return _merge_changes(method, state, who, out, offer, moved)
 
 # %% ../nbs/10_server.ipynb #922f0922
 MEETING = 'peers', 'peer_uploads' # values that `merge` asks for if it uses clients with other networks
@@ -122,11 +122,11 @@ def meets(method): # a Method, or a part of one
     "Does the method's server use what clients with other networks send or predict?"
     return any(asks_for(method, 'merge', k) for k in MEETING)
 
-def _unmoved(sent, out):
+def _merge_without_updates(sent, out):
     "The state after the server's hooks, if only clients with other networks have sent anything."
     state = sent.state
     zero = {k: torch.zeros_like(v) for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
-    return _merged(sent.method, state, [], out, _at_server(sent, 0, out, out['loss']), zero)
+    return _merge_changes(sent.method, state, [], out, _at_server(sent, 0, out, out['loss']), zero)
 
 # %% ../nbs/10_server.ipynb #cc0d8b76
 def _at_server(sent, participants, out, p):
@@ -171,7 +171,7 @@ def caught_up(
     return dict(out, params={k: v + (state.params[k] - late[k]) if k in late else v for k, v in out['params'].items()})
 
 # %% ../nbs/10_server.ipynb #7f845036
-def _combined(method, state, out, offer, q):
+def _combine_changes(method, state, out, offer, q):
     "The average change of every tensor, after the `combine` hooks."
     p, sent = offer['weights'], {k: v for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
     trained = rows({k: v for k, v in {**out['params'], **out['buffers']}.items() if k in sent}, slice(None))
@@ -203,7 +203,7 @@ def _at_home(part, home, new): # home: name -> (K, ...), the tensors that stay a
     return new
 
 # %% ../nbs/10_server.ipynb #5b25c566
-def _merged(method, state, who, out, offer, moved):
+def _merge_changes(method, state, who, out, offer, moved):
     "The state after the `merge` hooks; `moved` is the average change of every tensor that is averaged."
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
     delta = {k: d.to(sent[k]) for k, d in moved.items() if sent[k].is_floating_point()}
@@ -216,7 +216,7 @@ def _merged(method, state, who, out, offer, moved):
         seen = part_view(dict(offer, delta=delta, trained=ends), name)
         with drawn: delta, server[name], *more = ask(part.merge, seen)
         for own in more: home.update(_at_home(part, home, own))
-    new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
+    new = {k: v + delta[k] if k in delta else v if k in state.personal else _add_to_buffer(v, moved[k])
            for k, v in sent.items()}
     kept = write_rows(dict(client=state.client, personal=state.personal), who,
                       dict(client=out['client'], personal={k: home[k] for k in state.personal})) if who else {}
@@ -224,7 +224,7 @@ def _merged(method, state, who, out, offer, moved):
                    server=server, **kept, round=state.round+1)
 
 # %% ../nbs/10_server.ipynb #8fadea9c
-def _between(state, client, given):
+def _deploy_offer(state, client, given):
     "The values that hooks may ask for between rounds, about the server's network or a client's."
     mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v
                          for k, v in tree.items()}
@@ -258,7 +258,7 @@ def deploy_network(
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
     use = lambda params, buffers, train: parameters_in_use(method, state, params, buffers, train, memory)
     forward = _through(use, model) if any(overrides(method, hook) for hook in BETWEEN) else None
-    offer = _between(state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
+    offer = _deploy_offer(state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
                                          number=client if number is None else number))
     if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer, use)
     params, buffers = offer['params'], offer['buffers']

@@ -161,7 +161,7 @@ def clients_of(s, task):
     return parts if isinstance(parts, tuple) else (parts, None)
 
 # %% ../nbs/16_setting.ipynb #85586ce3
-def _generated(task, clients, n, gen):
+def _generate_samples(task, clients, n, gen):
     xs, ys = [], []
     for c in clients:
         for k in task.y_train[c].unique():
@@ -197,7 +197,7 @@ def public_set(
         return task.normalise(other.x_train[i]), other.y_train[i], clients
     if how != 'generated':
         raise ValueError(f"public={how!r}, but it must be one of held, uploaded, broader, generated")
-    x, y = _generated(task, clients, n, gen)
+    x, y = _generate_samples(task, clients, n, gen)
     return task.normalise(x), y, clients
 
 # %% ../nbs/16_setting.ipynb #setwithc

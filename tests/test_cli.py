@@ -3,7 +3,7 @@ import json, os, re, shlex, subprocess, sys, time
 from inspect import signature
 from pathlib import Path
 import pandas as pd, pytest
-from fedlit.cli import main, setting, _names, parser, CHOICES, _parsed
+from fedlit.cli import main, setting, _names, parser, CHOICES, _parse_args
 from fedlit.data import datasets
 from fedlit.local import Local
 from fedlit.methods import MOON, FedAvg, FedDecorr, FedPer, FedProx
@@ -245,7 +245,7 @@ def test_ctrl_c_in_the_first_round_names_no_file(ask, tmp_path, monkeypatch):
 
 def test_a_repeated_run_is_recorded_as_it_was(tmp_path):
     main(['run', *SMALL, '--rounds', '1', '--record', 'false', '--json', str(tmp_path/'run.json')])
-    assert _parsed(['run', '--from', str(tmp_path/'run.json')]).record == 'false'
+    assert _parse_args(['run', '--from', str(tmp_path/'run.json')]).record == 'false'
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == 'win32', reason='no such signal')
@@ -307,7 +307,7 @@ def test_a_folder_a_device_a_scale_that_cannot_be_is_told_at_once(args, word, tm
     assert [f.name for f in tmp_path.iterdir()] == ['FILE'] and (tmp_path/'FILE').read_text() == 'kept'
 
 def asked_for(*args):
-    return setting(_parsed(['run', *args]))
+    return setting(_parse_args(['run', *args]))
 
 @pytest.mark.parametrize('args, options', [
     ([], dict(hidden=(64,)*3, features=64, norm='batch')),               # that of the main job

@@ -23,7 +23,7 @@ def as_written(monkeypatch):
     def build(module, examples):
         made.append(module)
         return module
-    monkeypatch.setattr(tape, '_built', build)
+    monkeypatch.setattr(tape, '_compile_graph', build)
     monkeypatch.setattr(tape, 'no_compiler', lambda: '')
     return made
 
@@ -64,7 +64,7 @@ def test_where_nothing_can_change_kernels_are_compared_once_and_it_does_not_show
             inputs[0].mul_(1 + 2**-22)
             return out
         return run
-    monkeypatch.setattr(tape, '_built', rounding_otherwise)
+    monkeypatch.setattr(tape, '_compile_graph', rounding_otherwise)
     calls, compare = [], Tapes._compare
     monkeypatch.setattr(Tapes, '_compare', lambda self, *args: (calls.append(1), compare(self, *args))[1])
     task = load('digits').subset(160, seed=0)
@@ -122,7 +122,7 @@ stands_still = spoils(lambda v, b: v.dim() == 3 and v.copy_(b)) # the matrices
 @pytest.mark.parametrize('local', [Local(epochs=1), Local(epochs=1, lr=1e-4, momentum=0.)], ids=['usual', 'slow'])
 @pytest.mark.parametrize('build', [exaggerates, stands_still], ids=['exaggerates', 'stands still'])
 def test_kernels_that_are_a_little_wrong_are_not_trusted(build, local, as_written, monkeypatch):
-    monkeypatch.setattr(tape, '_built', build)
+    monkeypatch.setattr(tape, '_compile_graph', build)
     with pytest.warns(UserWarning, match='does not do what the step does'): run = small(local=local)
     assert same(run, small(how=True, local=local))
 
@@ -132,7 +132,7 @@ def test_kernels_that_are_a_little_wrong_are_not_trusted(build, local, as_writte
     (forgets, 'ArithmeticError: the compiled step does not do what the step does'),
     (drifts, 'ArithmeticError: the compiled step does not do what the step does')])
 def test_what_fails_or_does_something_else_is_not_trusted(build, why, as_written, monkeypatch):
-    monkeypatch.setattr(tape, '_built', build)
+    monkeypatch.setattr(tape, '_compile_graph', build)
     with pytest.warns(UserWarning) as seen: run = small()
     assert sentences(seen) == [f"a step cannot be compiled ({why}), so steps are played from the tape "
                                "or run as they are"]
@@ -142,11 +142,11 @@ def test_the_compiler_may_write_to_the_environment(as_written, monkeypatch):
     "As Inductor does where nobody has named a folder for its kernels."
     monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', '/nowhere') # so that it is put back
     del os.environ['TORCHINDUCTOR_CACHE_DIR']
-    build = tape._built
+    build = tape._compile_graph
     def writes(*args):
         os.environ['TORCHINDUCTOR_CACHE_DIR'] = '/tmp/kernels'
         return build(*args)
-    monkeypatch.setattr(tape, '_built', writes)
+    monkeypatch.setattr(tape, '_compile_graph', writes)
     with warnings.catch_warnings(record=True) as seen: small() # as errors they would be caught where it compiles
     assert len(as_written) == 1 and not [str(w.message) for w in seen]
 
@@ -213,8 +213,8 @@ def test_compiled_steps(monkeypatch, tmp_path):
     monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', '/nowhere') # so that it is put back
     del os.environ['TORCHINDUCTOR_CACHE_DIR']                 # Inductor sets it itself:
     monkeypatch.setattr('tempfile.tempdir', str(tmp_path))    # others may compile for another processor
-    local, built, tried = Local(epochs=2, lr=Decay(.05, .5)), tape._built, []
-    monkeypatch.setattr(tape, '_built', lambda *args: tried.append(1) or built(*args))
+    local, built, tried = Local(epochs=2, lr=Decay(.05, .5)), tape._compile_graph, []
+    monkeypatch.setattr(tape, '_compile_graph', lambda *args: tried.append(1) or built(*args))
     with warnings.catch_warnings(record=True) as seen: one = small(local=local)
     other = small(local=local, how=True)
     start = build('mlp', load('digits').subset(160, seed=0), seed=0, hidden=(8,), features=8).state_dict()

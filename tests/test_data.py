@@ -169,10 +169,10 @@ def test_cifar10_is_what_torchvision_reads():
     "torchvision unpickles the batches, fedlit lists what they hold."
     from torchvision.datasets import CIFAR10
     theirs, where = CIFAR10(DATA, train=False), DATA/"cifar-10-batches-py"
-    ours = readers._listed((where/"test_batch").read_bytes())
+    ours = readers._pickle_lists((where/"test_batch").read_bytes())
     assert (ours["data"][-1].encode("latin-1") == theirs.data.transpose(0, 3, 1, 2).tobytes()
             and ours["labels"] == theirs.targets)
-    assert readers._listed((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
+    assert readers._pickle_lists((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
 
 @needs("MNIST")
 def test_mnist():

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
 from convert import directives
 import pages
-from fedlit.cli import main, parser, setting, _names, _varied
+from fedlit.cli import main, parser, setting, _names, _expand_grid
 
 def fences(text):
     "(language, code) of the blocks between three backticks."
@@ -132,7 +132,8 @@ def test_every_command_of_fedlit_asks_for_what_there_is():
         if asked in ONLY_NAMED or asked[0] not in ('run', 'compare', 'interactions') or theirs & {*asked}: continue
         a = parser().parse_args(asked)
         try:
-            _varied(_names(a, *(a.methods if 'methods' in a else [a.method or 'FedAvg()'])), getattr(a, 'grid', []))
+            methods = _names(a, *(a.methods if 'methods' in a else [a.method or 'FedAvg()']))
+            _expand_grid(methods, getattr(a, 'grid', []))
             setting(a)
         except ValueError as e: wrong.append((p, shlex.join(asked), str(e)))
     assert not wrong

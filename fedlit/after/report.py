@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['AGAIN', 'AT_ONCE', 'COLOURS', 'FIGURES', 'STYLE', 'FORMS', 'request_of', 'took_part', 'each_client', 'plain', 'facts',
            'Html', 'tag', 'embed', 'num', 'share', 'form_of', 'size', 'having', 'inline', 'axes', 'section', 'accuracy',
-           'column', 'seconds', 'drifts', 'short', 'partition', 'before_and_after', 'spectra', 'participants', 'table',
-           'numbers', 'page', 'report']
+           'bar_section', 'seconds', 'drifts', 'short', 'partition', 'before_and_after', 'spectra', 'participants',
+           'table', 'numbers', 'page', 'report']
 
 # %% ../../nbs/after/report.ipynb #c9ec148c
 import base64, hashlib, io, json, math, re, warnings
@@ -73,7 +73,7 @@ def took_part(
 # %% ../../nbs/after/report.ipynb #ee9537f3
 AGAIN = 'For this, every client was trained once more from the last network; the result was thrown away.'
 
-def _first(scores): return next(iter(scores.values())) # accuracy, or the first measure in `SCORED`
+def _first_score(scores): return next(iter(scores.values())) # accuracy, or the first measure in `SCORED`
 
 def _once_more(sim, run, who, tests):
     "Train clients again, ten at a time; yields number, network, drift, loss and accuracy, without skipped clients."
@@ -91,18 +91,18 @@ def _once_more(sim, run, who, tests):
             net, answer = deploy_network(method, ended, j, model=sim.model, criterion=sim.federation.criterion,
                                          number=k, **at_row(of, j))
             yield k, net, dict({n: out[n][j].item() for n in ('drift', 'loss')},
-                               after=_first(sim.test(net, tests[k], answer)))
+                               after=_first_score(sim.test(net, tests[k], answer)))
 
 # %% ../../nbs/after/report.ipynb #7c1d20ae
-def _tested(sim, run, who, tests, home):
+def _test_clients(sim, run, who, tests, home):
     "Client -> accuracy of the server's network and, if clients have their own networks, of the client's."
     own = [tests[k] for k in who]
     server = scores_of(run.method, sim.test, run.state, own, [None]*len(who))
-    found = {k: dict(tested=len(t), server=_first(s)) for k, t, s in zip(who, own, server)}
+    found = {k: dict(tested=len(t), server=_first_score(s)) for k, t, s in zip(who, own, server)}
     if home:
         of = own_samples(run.method, sim.task, sim.federation.clients, who)
         scores = scores_of(run.method, sim.test, run.state, own, who, **of)
-        for k, s in zip(who, scores): found[k]['own'] = _first(s)
+        for k, s in zip(who, scores): found[k]['own'] = _first_score(s)
     return found
 
 # %% ../../nbs/after/report.ipynb #7c1d20db
@@ -126,7 +126,7 @@ def each_client(
         z = features_of(sim.model, look, prepare=sim.task.normalise, state=net)
         if not (z.isfinite().all() and (s := spectrum(z)).isfinite().all()): return {}
         return dict(rank=effective_rank(s), values=s[:100].tolist())
-    seen, server, clients = _tested(sim, run, who, tests, home), curve(network_for(run.method, run.state)), {}
+    seen, server, clients = _test_clients(sim, run, who, tests, home), curve(network_for(run.method, run.state)), {}
     for k, net, more in _once_more(sim, run, who, tests) if again else ():
         if found := curve(net): clients[k] = found
         seen[k].update(more, rank=found.get('rank'))
@@ -157,7 +157,7 @@ def _bytes(run, origin):
     return {k: [int(found[i % len(found)][k]) for i in range(n)] for k in ('down', 'up')}, ''
 
 # %% ../../nbs/after/report.ipynb #7c1d20af
-def _lacking(run, origin, again, drawn, no_bytes, spectra):
+def _missing_records(run, origin, again, drawn, no_bytes, spectra):
     "What the run did not record: (what is missing, how to get it)."
     h = run.history
     if origin is None:
@@ -199,7 +199,7 @@ def facts(
         format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
         labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history),
         clients=clients, spectra=spectra, source=AGAIN if again and spectra is not None else '',
-        missing=list(_lacking(run, origin, again, drawn, no_bytes, spectra))))
+        missing=list(_missing_records(run, origin, again, drawn, no_bytes, spectra))))
 
 # %% ../../nbs/after/report.ipynb #cf9e56e0
 class Html(str):
@@ -308,23 +308,23 @@ def accuracy(f):
 
 # %% ../../nbs/after/report.ipynb #7c1d20be
 @style()
-def column(rows, of, key, title, said):
+def bar_section(rows, of, key, title, text):
     "A section with a bar of `key` per round or client (`of`), where there is one; None if there is none at all."
     rows = [r for r in rows if r.get(key) is not None]
     if not rows: return None
     ax = axes(of, rows[-1][of]/3)
     ax.bar([r[of] for r in rows], [r[key] for r in rows], color=palette['grey'])
     ax.set_ylabel(key)
-    return section(title, said, ax)
+    return section(title, text, ax)
 
 def seconds(f):
     total = sum(r.get('seconds') or 0 for r in f['rounds'])
-    return column(f['rounds'], 'round', 'seconds', 'Seconds',
-                  f'A round with its test, by the clock; {num(total)} seconds in all.')
+    return bar_section(f['rounds'], 'round', 'seconds', 'Seconds',
+                       f'A round with its test, by the clock; {num(total)} seconds in all.')
 
 def drifts(f):
-    return column(f['clients'], 'client', 'drift', 'Drift',
-                  "The distance of each client's parameters from the server's, after one local phase.")
+    return bar_section(f['clients'], 'client', 'drift', 'Drift',
+                       "The distance of each client's parameters from the server's, after one local phase.")
 
 # %% ../../nbs/after/report.ipynb #a369aa31
 def short(name):

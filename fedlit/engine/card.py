@@ -32,7 +32,7 @@ def _front(name, facts):
     return '\n'.join(['---', *(f'{k}: {json.dumps(v)}' for k, v in said.items()), '---'])
 
 # %% ../../nbs/engine/card.ipynb #cd08d022
-def _loading(facts):
+def _loading_code(facts):
     "Code that loads the network and prepares samples."
     model, said = facts['settings'].get('model'), facts['input'] or {}
     made = (f"from mine import {facts['own']}\n\nnet = {facts['own']}()" if facts['own']
@@ -51,7 +51,7 @@ def prepare(x): return standardise(x, mean={mean}, std={std}, image={image})
 def _table(rows): return '\n'.join(['| | |', '|---|---|', *(f'| {k} | {v} |' for k, v in rows.items())])
 
 # %% ../../nbs/engine/card.ipynb #cd094829
-def _trained(facts): # a table of how the network was trained
+def _training_table(facts): # a table of how the network was trained
     s, many = facts['settings'], lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
     how = s.get('participation', 1)
     who = f'{100*how:.3g}% of the clients in each' if isinstance(how, (int, float)) else f'the clients of each by {how}'
@@ -83,5 +83,5 @@ def card(
     return '\n\n'.join([
         _front(name, facts), f'# {name}',
         f'This is {whose}. It was trained by federated learning with [fedlit](https://github.com/fedlit/fedlit).',
-        '## How it was trained', _trained(facts), '## How good it is', *good,
-        '## How to use it', _takes(facts), _loading(facts)]) + '\n'
+        '## How it was trained', _training_table(facts), '## How good it is', *good,
+        '## How to use it', _takes(facts), _loading_code(facts)]) + '\n'

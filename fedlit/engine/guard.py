@@ -55,7 +55,7 @@ def _was_sent(k, v, before):
     sent = before.buffers.get(k.rpartition('/')[2])
     return sent if sent is not None and sent.shape == v.shape[1:] else None
 
-def _plain(v, sent=None):
+def _real_rows(v, sent=None):
     "A stack (K, ...) as real numbers (K, n); entries that equal those sent count as zero."
     if v.dtype == torch.bool: return _flat(torch.zeros_like(v, dtype=torch.float32))
     if sent is not None: v = v.masked_fill(v == sent, 0)
@@ -81,11 +81,11 @@ def largest_entries(out, before):
     seen, least = [], []
     for k, v in held.items():
         sent, name = _was_sent(k, v, before), k.removeprefix('buffers/')
-        most, one = _largest(_plain(v, sent), k), like.new_ones(())
+        most, one = _largest(_real_rows(v, sent), k), like.new_ones(())
         if name in before.personal: one = one*math.inf # stays with the client: no limit
         elif name in before.buffers:
             most = _sound(most, v, k, sent)
-            one = torch.maximum(one, _largest(_plain(sent[None]).nan_to_num(0, 0, 0), k)[0].to(like))
+            one = torch.maximum(one, _largest(_real_rows(sent[None]).nan_to_num(0, 0, 0), k)[0].to(like))
         seen.append(most.to(like))
         least.append(one)
     return held, torch.stack(seen, 1), torch.stack(least)
@@ -126,8 +126,8 @@ def _incredible(before, name, each, i):
     "Describe a number of client `i` that training cannot produce, with those of the server and the other clients."
     k, when = name.removeprefix('buffers/'), f"in round {before.round+1}"
     if _below(name, each[i]): return f"returned a variance of {each[i].min():.3g} in {k} {when}"
-    largest, sent = [_plain(v[None]).abs().max().item() for v in each], before.buffers.get(k)
-    said = [] if sent is None else [f"where the server sent {_plain(sent[None]).abs().max():.3g}"]
+    largest, sent = [_real_rows(v[None]).abs().max().item() for v in each], before.buffers.get(k)
+    said = [] if sent is None else [f"where the server sent {_real_rows(sent[None]).abs().max():.3g}"]
     if len(each) > 2: said.append(f"the middle client has {sorted(largest)[(len(each)-1)//2]:.3g}")
     return f"returned {largest[i]:.3g} in {k} {when}, {' and '.join(said) or 'more than training makes'}"
 
@@ -194,23 +194,23 @@ def client_columns(guard, who, out):
                                 if guard.then != 'stop' else {}))
 
 # %% ../../nbs/engine/guard.ipynb #49b289ad
-def _held(before, after):
+def _server_entries(before, after):
     "What the server holds after a round, as a stack of one client; unchanged entries count as zero."
     held = flatten(tmap(lambda v: v[None], dict(params=after.params, buffers=after.buffers, server=after.server)))
-    return {k: _plain(v, _was_sent(k, v, before)) for k, v in held.items() if not k.endswith('/')}
+    return {k: _real_rows(v, _was_sent(k, v, before)) for k, v in held.items() if not k.endswith('/')}
 
 def server_sound(guard, before, after, seen):
     "Is the server's step sound? A boolean tensor, still on the device."
     if guard.then == 'report' and seen['bad']: return torch.tensor(True) # the warning has been given
     step = lengths({k: v[None] for k, v in after.params.items()}, before.params)
     near = step <= guard.update*_yardstick(before.params, step.new_tensor(seen['drift']))
-    return near[0] & torch.stack([v.isfinite().all() for v in _held(before, after).values()]).all()
+    return near[0] & torch.stack([v.isfinite().all() for v in _server_entries(before, after).values()]).all()
 
 # %% ../../nbs/engine/guard.ipynb #e4155607
 def check_server(guard, before, after, seen):
     "The next State; `seen`, with `server` added if its step is bad. FloatingPointError names the first bad layer."
     if server_sound(guard, before, after, seen): return after, seen
-    held = _held(before, after)
+    held = _server_entries(before, after)
     first = next((k for k, v in held.items() if not v.isfinite().all()), None)
     size = lengths({k: v[None] for k, v in after.params.items()}, before.params).item()
     what = (f"produced NaN or infinity in round {after.round}, first in {first.split('/', 1)[1]}" if first

@@ -253,12 +253,12 @@ def _in_tensor(v):
     try: return f'{tuple(v.shape)} {0 if v.is_inference() else v._version} {v.tolist() if v.numel() <= 64 else ""}'
     except RuntimeError: return '' # it belongs to a transform of torch.func that has ended
 
-def _called(k, v): # hooks are stored under numbers that count up in a process
+def _unnumber(k, v): # hooks are stored under numbers that count up in a process
     return [*v.values()] if '_hooks' in k and isinstance(v, dict) else v
 
 def _inside(v):
     "What an object holds; None for modules of Python and for what belongs to a library."
-    if isinstance(v, nn.Module): return type(v), {k: _called(k, u) for k, u in vars(v).items() if k not in _WEIGHTS}
+    if isinstance(v, nn.Module): return type(v), {k: _unnumber(k, u) for k, u in vars(v).items() if k not in _WEIGHTS}
     if isinstance(v, GeneratorType): return v.gi_frame and (v.gi_frame.f_lasti, v.gi_frame.f_locals)
     if isinstance(v, (type, FunctionType, ModuleType)) and _of_library(v) or isinstance(v, ModuleType): return None
     if isinstance(v, FunctionType): return _in_function(v)

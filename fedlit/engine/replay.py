@@ -42,7 +42,7 @@ def key(self:ReplayedCohort, batch):
     work, received, mine, part, same = self.trees()
     kinds = (*(_kind(batch.get(k, {}), lead=2) for k in ('x', 'y', 'frozen')), _kind(mine), _kind(part),
              *(_kind(tree, ours=True) for tree in (work, received)), _kind(same, lead=0))
-    how = _plain(sent.function), 'valid' in batch
+    how = _key_of(sent.function), 'valid' in batch
     if 'local' not in self.memo:
         asks = any(asks_for(sent.method, h, 'lr') for h in STEP)
         self.memo['local'] = sent.local if asks else replace(sent.local, lr=1.)
@@ -54,7 +54,7 @@ def returns(self:ReplayedCohort, batch):
     whole = batch['x'].shape[1] == self.batches.widest() and 'valid' not in batch and not self.where
     return whole and varies_with(self.sent.method, STEP) <= {'first'}
 
-def _plain(f):
+def _key_of(f):
     "A function as a key: two partials with the same contents are equal."
     return (f.func, f.args, tuple(sorted(f.keywords.items()))) if isinstance(f, partial) else f
 

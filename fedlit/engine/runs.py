@@ -37,12 +37,12 @@ class RunsCohort(EngineCohort):
         self.batches = _join_batches([c.batches for c in cohorts])
 
 # %% ../../nbs/engine/runs.ipynb #6994be5a
-def _padded(v, steps): return torch.cat([v, v.new_zeros(len(v), steps - v.shape[1], *v.shape[2:])], 1)
+def _pad_steps(v, steps): return torch.cat([v, v.new_zeros(len(v), steps - v.shape[1], *v.shape[2:])], 1)
 
 def _join_batches(each): # list of TaskBatches of one task, with equal batch width
     "The batches of several runs, joined as those of one."
     T, lengths = max(b.counts.shape[1] for b in each), [len(b.counts) for b in each]
-    join = lambda parts: torch.cat([_padded(v, T) for v in parts])
+    join = lambda parts: torch.cat([_pad_steps(v, T) for v in parts])
     ends = list(accumulate(lengths))
     def epoch(k):
         r = next(r for r, end in enumerate(ends) if k < end)

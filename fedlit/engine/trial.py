@@ -17,7 +17,7 @@ from ..ground.stacks import single, stacked
 from ..ground.tree import flatten, tmap
 
 # %% ../../nbs/engine/trial.ipynb #trial006
-def _moved(tensors, draw=torch.randn):
+def _perturb(tensors, draw=torch.randn):
     "The tensors of every client, slightly shifted."
     gen = torch.Generator().manual_seed(0)
     return {k: v + .05*draw(v.shape[1:], generator=gen).to(v) for k, v in tensors.items()}
@@ -61,7 +61,7 @@ def trial_step(sent, x, y, lengths, cohort):
             setattr(clients, k, tmap(exactly, getattr(clients, k)))
         names = dict(model.named_buffers()) # not those of the method
         own = {k: v for k, v in clients.buffers.items() if k in names and v.is_floating_point()}
-        clients.params, clients.buffers = _moved(clients.params), {**clients.buffers, **_moved(own, torch.rand)}
+        clients.params, clients.buffers = _perturb(clients.params), {**clients.buffers, **_perturb(own, torch.rand)}
         clients.forward = sent.function(model.to(exactly(torch.zeros(())).dtype))
         clients = clients.begin().take_part()
         before = {k: {n: v.clone() for n, v in getattr(clients, k).items() if v.is_floating_point()}

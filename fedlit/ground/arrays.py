@@ -12,7 +12,7 @@ import numpy as np, torch, warnings
 from numbers import Number
 
 # %% ../../nbs/ground/arrays.ipynb #9effc6d1
-def _odd(name, values): # the error for entries that are not numbers
+def _not_numbers(name, values): # the error for entries that are not numbers
     v = next((v for v in values if not isinstance(v, Number)), 0)
     if isinstance(v, Number): what = "numbers as Python objects (dtype object); try .astype('float32') or 'int64'"
     elif isinstance(v, (str, bytes)): what = f"text, such as {v!r}; give numbers, one for each different text"
@@ -24,7 +24,7 @@ def _odd(name, values): # the error for entries that are not numbers
 def _array(name, a): # NumPy array -> tensor, in the same memory if possible
     if np.ma.is_masked(a):
         raise ValueError(f"{name} is an array with masked entries; leave these samples out, or fill them")
-    if a.dtype.kind not in "biufc": raise _odd(name, a.ravel()[:1000].tolist())
+    if a.dtype.kind not in "biufc": raise _not_numbers(name, a.ravel()[:1000].tolist())
     if not a.dtype.isnative or any(s < 0 for s in a.strides): a = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
     with warnings.catch_warnings():
         # torch warns of read-only arrays, but nothing writes into a task's tensors
@@ -38,7 +38,7 @@ def frame_columns(v):
     "The names of the columns of a data frame, as a tuple of text; None for anything else."
     return tuple(map(str, v.columns)) if hasattr(v, "columns") and hasattr(v, "to_numpy") else None
 
-def _aligned(name, v, columns): # a frame with its columns in this order; anything else as it is
+def _order_columns(name, v, columns): # a frame with its columns in this order; anything else as it is
     names = frame_columns(v)
     if columns is None or names is None or names == tuple(columns): return v
     for c in (*names, *columns):
@@ -116,7 +116,7 @@ def _as_trained(name, v, columns, texts): # a frame with its text made columns o
 
 def in_order(name, v, columns, texts=None): # texts: what `made_of` says; None: told by how the names begin
     "A frame with its columns in the order of the training samples' columns; anything else as it is."
-    return _aligned(name, _as_trained(name, v, columns, texts), columns)
+    return _order_columns(name, _as_trained(name, v, columns, texts), columns)
 
 # %% ../../nbs/ground/arrays.ipynb #58dea758
 def planes(pictures):
@@ -146,7 +146,7 @@ def eight_bits(image):
     return image
 
 # %% ../../nbs/ground/arrays.ipynb #f0b6661e
-def _stacked(name, v): # a sequence -> tensor
+def _stack_items(name, v): # a sequence -> tensor
     items = [v[i] for i in range(len(v))]
     first = items[0] if items else 0
     if isinstance(first, dict):
@@ -154,9 +154,9 @@ def _stacked(name, v): # a sequence -> tensor
     if type(first).__module__.startswith("PIL."): return _pictures_of(name, items)
     if isinstance(first, torch.Tensor):
         if len({i.shape for i in items}) == 1: return torch.stack(items)
-        raise _odd(name, [[]])
+        raise _not_numbers(name, [[]])
     try: return _array(name, np.asarray(items))
-    except ValueError as e: raise (_odd(name, [[]]) if "inhomogeneous" in str(e) else e) from None
+    except ValueError as e: raise (_not_numbers(name, [[]]) if "inhomogeneous" in str(e) else e) from None
 
 # %% ../../nbs/ground/arrays.ipynb #4660fdaa
 def _dense(name, v): # a tensor without gradient; an error if it is sparse or holds no numbers
@@ -175,7 +175,7 @@ def to_tensor(name, v):
     if hasattr(v, "to_numpy"): v = _frame(name, v)
     if isinstance(v, np.ndarray): return _array(name, v)
     if not isinstance(v, (str, bytes, dict)) and hasattr(v, "__len__") and hasattr(v, "__getitem__"):
-        return _stacked(name, v)
+        return _stack_items(name, v)
     raise ValueError(f"{name} is a {type(v).__name__}; it must be a tensor, an array, a list or a column of numbers")
 
 # %% ../../nbs/ground/arrays.ipynb #0088be74
@@ -301,7 +301,7 @@ def count_missing(
     "How many samples hold missing values or infinity, counted among at most 4096 of them."
     return int((~_some_rows(x).isfinite()).any(1).sum()) if len(x) and x.is_floating_point() else 0
 
-def _copied(rows, known): # known: the different rows, as bytes; were they copied, rather than equal by chance?
+def _are_copies(rows, known): # known: the different rows, as bytes; were they copied, rather than equal by chance?
     half, n = len(next(iter(known))) // 2, 1
     own = max(len({v[:half] for v in known}), len({v[half:] for v in known}))
     if len(known) < 16 or own < .9 * len(known): return False
@@ -318,4 +318,4 @@ def overlap(
     known = set(train)
     share = sum(v in known for v in test) / len(test)
     if share < .01 * len(train) / len(x): return 0
-    return share if share > 2 * (1 - len(known) / len(train)) or _copied(rows, known) else 0
+    return share if share > 2 * (1 - len(known) / len(train)) or _are_copies(rows, known) else 0

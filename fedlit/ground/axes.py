@@ -71,13 +71,13 @@ def _norm(book, name, m, segs):
     segs = tuple((a, r*times) for a, r in segs)
     return segs, {k: (segs,) for k in ('weight', 'bias', 'running_mean', 'running_var')}, None
 
-def _mixing(book, name, m, segs):
+def _keep_whole(book, name, m, segs):
     book.keep_whole(segs)
     return segs, {}, None
 
 RULES = {_ConvNd: _conv, nn.Linear: _linear,
          _BatchNorm: _norm, _InstanceNorm: _norm,
-         nn.GroupNorm: _mixing, nn.LayerNorm: _mixing, nn.LocalResponseNorm: _mixing}
+         nn.GroupNorm: _keep_whole, nn.LayerNorm: _keep_whole, nn.LocalResponseNorm: _keep_whole}
 
 # %% ../../nbs/ground/axes.ipynb #f5ff70b8
 CHANNELWISE = set('''
@@ -98,11 +98,11 @@ def _pad(book, node, segs):
             *segs,
             *(book.new(f'{node.name}.after', after, full=True) if after else ()))
 
-def _named(node): return getattr(node.target, '__name__', str(node.target))
+def _op_name(node): return getattr(node.target, '__name__', str(node.target))
 
 def _function(book, node, seen):
     "The channels of what a function returns, or None if that is not a tensor with channels."
-    name = _named(node)
+    name = _op_name(node)
     given = [seen[n] for n in node.all_input_nodes if seen.get(n)]
     if not given or name in ('size', 'getattr', 'dim', 'numel'): return None
     if name == 'cat': return sum((seen[n] for n in node.args[0]), ())
@@ -304,7 +304,7 @@ def apply_mask(params, mask):
 # %% ../../nbs/ground/axes.ipynb #fa5e0aee
 def _is_relu(node, graph):
     if node.op == 'call_module': return isinstance(graph.get_submodule(node.target), (nn.ReLU, nn.ReLU6))
-    return 'relu' in _named(node)
+    return 'relu' in _op_name(node)
 
 def places_to_watch(axes, at='relu'):
     "Node -> axis: ReLUs, or else the layer that outputs the axis (`at='relu'`); or all such layers (`'layer'`)."

@@ -126,7 +126,7 @@ def hub_targets(splits, y):
     return *encode(columns), "class"
 
 # %% ../../nbs/ground/columns.ipynb #9b101767
-def _decoded(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height, width) or None
+def _decode(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height, width) or None
     if size is not None and not (isinstance(size, (tuple, list)) and len(size) == 2):
         raise ValueError(f"size={size!r}, but it must be (height, width), such as (32, 32)")
     def one(p):
@@ -145,7 +145,7 @@ def hub_samples(split, x, size):
     "The samples of a split, (N, ...)."
     if isinstance(x, (list, tuple)): return torch.stack([to_tensor(k, split[k][:]).float() for k in x], 1)
     feature = split.features[x]
-    if type(feature).__name__ == "Image": return _decoded((row[x] for row in split.select_columns([x])), size)
+    if type(feature).__name__ == "Image": return _decode((row[x] for row in split.select_columns([x])), size)
     if getattr(feature, "dtype", None) == "string":
         raise ValueError(f"column {x!r} holds text; make tokens of it first, rows of whole numbers of one length: "
                          "data = data.map(lambda row: {'tokens': ...}), and then x='tokens'")

@@ -64,16 +64,16 @@ def _generator(device):
 
 FRESH = torch.Generator().initial_seed() # the seed of a generator that nobody has seeded
 
-def _own(args, kwargs):
+def _own_generator(args, kwargs):
     "The generator that a hook has seeded itself, if it passes one."
     seeded = lambda v: (isinstance(v, torch.Generator) and v is not torch.default_generator
                         and v.initial_seed() != FRESH)
     return next(filter(seeded, (*args, *kwargs.values())), None)
 
 # %% ../../nbs/ground/draws.ipynb #70c1daa7
-def _drawn(op, args, kwargs, seed):
+def _draw(op, args, kwargs, seed):
     "The call's result, with random numbers that depend on `seed` only; the process's own generator stays as it was."
-    own = _own(args, kwargs)
+    own = _own_generator(args, kwargs)
     plain = lambda v: (None if isinstance(v, torch.Generator) and v is not own
                        else v.contiguous() if isinstance(v, torch.Tensor) else v)
     device = next((v.device for v in args if isinstance(v, torch.Tensor)), torch.device(kwargs.get('device') or 'cpu'))
@@ -111,7 +111,7 @@ class Seeded(Dispatch):
         if not draws(op, args, kwargs): return op(*args, **(kwargs or {}))
         seeds = [seed_of(*name, self.count) for name in self.names]
         self.count += 1
-        return self._each(op, args, kwargs or {}, seeds) if self.stacked else _drawn(op, args, kwargs or {}, seeds[0])
+        return self._each(op, args, kwargs or {}, seeds) if self.stacked else _draw(op, args, kwargs or {}, seeds[0])
 
 # %% ../../nbs/ground/draws.ipynb #b013cec6
 @patch
@@ -122,11 +122,11 @@ def _each(self:Seeded, op, args, kwargs, seeds):
         raise NotImplementedError(f"{op} draws for all clients of a stack at once; "
                                   "train them one by one, with executor='loop' or 'threads'")
     mine = lambda v, k: v[k] if isinstance(v, torch.Tensor) and v.dim() and len(v) == K else v
-    own, outs = _own(args, kwargs), []
+    own, outs = _own_generator(args, kwargs), []
     begin = own.get_state() if own else None
     for k, s in enumerate(seeds):
         if own: own.set_state(begin)
-        outs.append(_drawn(op, [a[1:] if sized and not i else mine(a, k) for i, a in enumerate(args)],
+        outs.append(_draw(op, [a[1:] if sized and not i else mine(a, k) for i, a in enumerate(args)],
                            {n: mine(a, k) for n, a in kwargs.items()}, s))
     if op._schema.is_mutable: return args[0]
     return tuple(map(torch.stack, zip(*outs))) if isinstance(outs[0], tuple) else torch.stack(outs)

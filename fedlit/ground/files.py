@@ -21,7 +21,7 @@ from .messages import warn
 _NO_SYNC = errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EACCES, errno.EPERM
 
 @contextmanager
-def _syncing():
+def _ignore_no_sync():
     "A context that ignores the error of a file system that cannot sync."
     try: yield
     except OSError as e:
@@ -29,7 +29,7 @@ def _syncing():
 
 def _sync_folder(folder):
     "Wait until the names in `folder` are on the disk; Windows does not let us open a folder."
-    with _syncing():
+    with _ignore_no_sync():
         handle = os.open(folder, os.O_RDONLY)
         try: os.fsync(handle)
         finally: os.close(handle)
@@ -59,7 +59,7 @@ def _sweep(path):
 FULL = errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', errno.ENOSPC) # no space, a file too large, a quota used up
 
 @contextmanager
-def _named(path):
+def _name_file(path):
     "A context whose error names the file that is not written, or the folder that is full."
     try: yield
     except OSError as e:
@@ -85,7 +85,7 @@ def _keep(path):
         try: os.link(path, spare)
         except OSError: # no hard links here
             shutil.copy(path, spare)
-            with open(spare, 'rb') as f, _syncing(): os.fsync(f.fileno())
+            with open(spare, 'rb') as f, _ignore_no_sync(): os.fsync(f.fileno())
         os.replace(spare, last(path))
     finally: spare.unlink(missing_ok=True) # a rename to the same file does nothing
 
@@ -108,7 +108,7 @@ def _fill(part, content, mode, sync):
         f.flush()
         if mode is not None: os.chmod(part, mode)
         if sync:
-            with _syncing(): os.fsync(f.fileno())
+            with _ignore_no_sync(): os.fsync(f.fileno())
 
 # %% ../../nbs/ground/files.ipynb #e32cfef0
 def write_file(
@@ -119,7 +119,7 @@ def write_file(
     "Write a file, all of it or nothing; into a pipe or a device, such as /dev/stdout, write directly."
     given, path = path, Path(path).absolute()
     if is_stream(path):
-        with _named(path), open(path, 'wb') as f: f.writelines(_pieces(content))
+        with _name_file(path), open(path, 'wb') as f: f.writelines(_pieces(content))
         return Path(given)
     if path.is_symlink(): raise ValueError(f"{path} is a symbolic link to {os.readlink(path)}; name the file itself")
     if path.is_dir(): raise IsADirectoryError(errno.EISDIR, f"{given} is a folder; name a file in it")
@@ -128,7 +128,7 @@ def write_file(
     part, (when, whole) = _part(path), _SYNCED.get(path, (-math.inf, True))
     sync = not keep or time.monotonic() - when > PAUSE
     try:
-        with _named(path):
+        with _name_file(path):
             _fill(part, content, _mode(path), sync)
             if keep and whole and path.exists(): _keep(path)
             os.replace(part, path)
@@ -168,7 +168,7 @@ def strict(
     return _ODD.sub(lambda m: _AS.get(m[0], m[0]), text) if 'Infinity' in text or 'NaN' in text else text
 
 # %% ../../nbs/ground/files.ipynb #79229504
-def _summed(content, **kw):
+def _with_checksum(content, **kw):
     "The text of a result, with its format and the checksum of its content as it will be read."
     return strict(dict(content, format=JSON, crc32=_sum(json.loads(strict(content)))), **kw)
 
@@ -177,7 +177,7 @@ def write_json(
     content, # dict of what JSON can hold, and non-finite numbers, see `strict`
 ):
     "Write a result with its format and its checksum, all of it or nothing."
-    return write_file(path, _summed(content, indent=1).encode())
+    return write_file(path, _with_checksum(content, indent=1).encode())
 
 # %% ../../nbs/ground/files.ipynb #5f9e39f0
 @contextmanager
@@ -372,7 +372,7 @@ def digest(
     return seen.hexdigest()
 
 # %% ../../nbs/ground/files.ipynb #bb124a61
-def _checked(pieces, url, sha256):
+def _verify(pieces, url, sha256):
     seen = hashlib.sha256()
     for p in pieces:
         seen.update(p)
@@ -395,7 +395,7 @@ def fetch(
         if not r.url.startswith('https://'): raise ValueError(f"{url} leads to {r.url}, which is not an https address")
         size = int(r.headers.get('Content-Length') or 0)
         with tqdm.wrapattr(r, 'read', size, desc=Path(path).name) as f:
-            return write_file(path, _checked(iter(lambda: f.read(2**20), b''), url, sha256))
+            return write_file(path, _verify(iter(lambda: f.read(2**20), b''), url, sha256))
 
 # %% ../../nbs/ground/files.ipynb #ece81bcb
 def _refuse(file):
@@ -418,14 +418,14 @@ def unpack(
     folder, part = Path(folder), _part(Path(folder).absolute()/top)
     if (folder/top).exists():
         raise FileExistsError(f"{folder/top} is there already; remove it to unpack {archive} again")
-    with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as file, _named(folder/top):
+    is_zip = zipfile.is_zipfile(archive)
+    with zipfile.ZipFile(archive) if is_zip else tarfile.open(archive) as file, _name_file(folder/top):
         try: _refuse(file)
         except ValueError as e: raise ValueError(f"{archive} is refused: {e}") from None
         try:
-            is_tar = isinstance(file, tarfile.TarFile)
-            if is_tar and hasattr(tarfile, 'data_filter'): file.extractall(part, filter='data')
+            if not is_zip and hasattr(tarfile, 'data_filter'): file.extractall(part, filter='data')
             else: # a Python without that filter has `_refuse` alone
-                for m in file.getmembers() if is_tar else file.infolist(): file.extract(m, part)
+                for m in file.infolist() if is_zip else file.getmembers(): file.extract(m, part)
             os.replace(part/top, folder/top)
         finally: shutil.rmtree(part, ignore_errors=True)
     return folder/top

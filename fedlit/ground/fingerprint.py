@@ -56,12 +56,12 @@ def describe(
 # %% ../../nbs/ground/fingerprint.ipynb #22729270
 def _ours(c): return not (c is object or c.__module__.startswith('torch.'))
 
-def _written(m, deep):
+def _class_code(m, deep):
     "The functions of a module's class, as text; nothing for PyTorch's own."
     of = list(filter(_ours, type(m).__mro__))
     return describe({k: f for c in of for k, f in vars(c).items() if hasattr(f, '__code__')}, deep, True) if of else ''
 
-def _said(m, deep):
+def _attributes_of(m, deep):
     "A module's attributes besides tensors and modules; whole numbers only in PyTorch's, as others may be counters."
     kinds = (bool, float, str) if _ours(type(m)) else (bool, float, str, int)
     return {k: v if isinstance(v, kinds) else describe(v, deep, True) for k, v in vars(m).items()
@@ -72,7 +72,7 @@ def form_of(
     deep=4, # int, how many levels deep to look into functions and objects that it keeps
 ) -> str:
     "A text for a network without its tensors: its layers, their attributes, the code of its own classes."
-    return '\n'.join(f'{k}: {type(m).__qualname__}({m.extra_repr()}) {_said(m, deep)} {_written(m, deep)}'
+    return '\n'.join(f'{k}: {type(m).__qualname__}({m.extra_repr()}) {_attributes_of(m, deep)} {_class_code(m, deep)}'
                      for k, m in model.named_modules())
 
 # %% ../../nbs/ground/fingerprint.ipynb #c9e893b0
@@ -87,20 +87,20 @@ def _code_of(*values):
     still = lambda f: [u for u in held_values(f) if _constant(u) and not isinstance(u, type)]
     return describe([[f.__code__, still(f)] for f in functions], 8, True)
 
-def _held(v, deep=4):
+def _contents_of(v, deep=4):
     "A value and what it holds: entries, attributes, what a function reaches, what a `partial` is made of."
     if deep == 0 or isinstance(v, (torch.Tensor, torch.nn.Module, type)): return []
     near = (v if isinstance(v, (list, tuple)) else v.values() if isinstance(v, dict) else
             [v.func, v.args, v.keywords] if isinstance(v, partial) else [v.__self__] if isinstance(v, MethodType) else
             [*held_values(v), *getattr(v, '__dict__', {}).values()])
-    return [v, *(w for u in near for w in _held(u, deep-1))]
+    return [v, *(w for u in near for w in _contents_of(u, deep-1))]
 
 _HERE = f'Python {sys.version_info[0]}.{sys.version_info[1]} and torch {torch.__version__}'
 def _brief(text): return f'{zlib.crc32(text.encode()):08x}'
 
 def code_of(**values) -> dict:
     "Checksums of the code of your own classes in these values and in what they hold, by name; none for the others."
-    texts = {k: _code_of(*{type(u): u for u in _held(v)}.values()) for k, v in values.items()}
+    texts = {k: _code_of(*{type(u): u for u in _contents_of(v)}.values()) for k, v in values.items()}
     return {f'{k} code in {_HERE}': _brief(text) for k, text in texts.items() if text != _code_of()}
 
 # %% ../../nbs/ground/fingerprint.ipynb #4bb4ac94

@@ -90,7 +90,7 @@ def as_declared(
 # %% ../../nbs/ground/messages.ipynb #msgval2
 _RIGHT = dict(int=(int, 'a whole number'), float=((int, float), 'a number'), bool=(bool, 'True or False'))
 
-def _listed(f, v):
+def _list_error(f, v):
     "What is wrong with a list, or with an array where a tuple belongs; '' for other values."
     many = getattr(v, 'ndim', 0) > 0 or hasattr(v, 'tolist') and v.__hash__ is None # an array
     if not isinstance(v, list) and not (many and _kind(f).startswith('tuple')): return ''
@@ -121,7 +121,7 @@ def coerce_fields(
         given = {**dict(zip(names, args)), **kw}
         for f in fields(self):
             v = given.get(f.name, f.default)
-            wrong = _listed(f, v) or _unlike(f, v := as_declared(f, v))
+            wrong = _list_error(f, v) or _unlike(f, v := as_declared(f, v))
             if wrong: raise TypeError(f"{cls}: {f.name}={v!r}{wrong}")
         init(self, *args, **kw)
         for f in fields(self):

@@ -22,7 +22,7 @@ def _sources(name): # file -> (SHA-256, address or "") of a data set; an archive
     with files("fedlit").joinpath("sources.csv").open() as f:
         return {r["file"]: (r["sha256"], r["url"]) for r in csv.DictReader(f) if r["data"] == name}
 
-def _unpacked(name, root, top): # the archive's folder below `root`, fetched and unpacked if it is not there
+def _unpack_source(name, root, top): # the archive's folder below `root`, fetched and unpacked if it is not there
     file, (sha256, url) = next(iter(_sources(name).items()))
     return root / top if (root / top).is_dir() else unpack(fetch(url, root / file, sha256), root, top)
 
@@ -34,7 +34,7 @@ def not_there(name, where, get):
 _names = ("batch_label", "labels", "fine_labels", "coarse_labels", "data", "filenames",
           "label_names", "fine_label_names", "coarse_label_names", "num_vis")
 
-def _listed(raw): # bytes of a pickle of a dictionary -> name -> the strings, or else the integers, that follow it
+def _pickle_lists(raw): # bytes of a pickle of a dictionary -> name -> the strings, or else the integers, that follow it
     from pickletools import genops
     strings, numbers, name = {}, {}, None
     for op, value, _ in genops(raw):
@@ -48,7 +48,7 @@ def _fetch(name):
     return (f"Call load({name!r}, root=..., download=True) "
             f"or `fedlit run --data {name} --root FOLDER --download` once, or put the published files there")
 
-def _whole(name, where): # the names of its files; refuse a folder that lacks one or has a damaged one
+def _check_files(name, where): # the names of its files; refuse a folder that lacks one or has a damaged one
     known = {f: sha256 for f, (sha256, url) in _sources(name).items() if not url}
     if any(not (where / f).is_file() for f in known):
         raise not_there(name, where, f"{_fetch(name)}: {', '.join(known)}")
@@ -58,8 +58,8 @@ def _whole(name, where): # the names of its files; refuse a folder that lacks on
     return known
 
 def _cifar(name, top, labels, root, download=False): # labels: the name under which the classes are listed
-    where = _unpacked(name, root, top) if download else root / top
-    *train, test, meta = (_listed((where / f).read_bytes()) for f in _whole(name, where))
+    where = _unpack_source(name, root, top) if download else root / top
+    *train, test, meta = (_pickle_lists((where / f).read_bytes()) for f in _check_files(name, where))
     x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8)
                                  .view(-1, 3, 32, 32) for b in part])
                  for part in (train, [test]))
@@ -74,7 +74,7 @@ def _quad(name, where, split="balanced"): # fetch the missing files
     if name == "emnist":
         names = [f"emnist-{split}-{half}-{what}-ubyte"
                  for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
-        packed = lambda f: _unpacked(name, where, "gzip") / f"{f}.gz"
+        packed = lambda f: _unpack_source(name, where, "gzip") / f"{f}.gz"
     else:
         names = known = _sources(name)
         packed = lambda f: fetch(known[f][1], where / f"{f}.gz", known[f][0])
@@ -134,7 +134,7 @@ def _picture(path, size): # file -> (3, size, size) uint8; an error names the fi
             said = str(e).replace(str(path), "the file").partition(chr(10))[0]
             raise ValueError(f"{path} is damaged, too large, or no picture: {said}") from e
 
-def _read(paths, size): # files -> (N, 3, size, size) uint8
+def _read_images(paths, size): # files -> (N, 3, size, size) uint8
     from concurrent.futures import ThreadPoolExecutor
     x = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     def read(i): x[i] = _picture(paths[i], size)
@@ -182,7 +182,7 @@ def read_pictures(
         raise ValueError(f"size={size!r}, but it must be the pixels of a side, a whole number, at least 1")
     for part, rows in (("train", train), ("test", test)):
         path, *columns = zip(*rows)
-        out[f"x_{part}"] = _read(path, size)
+        out[f"x_{part}"] = _read_images(path, size)
         out |= {f"{k}_{part}": torch.tensor(v) for k, v in zip(("y", "domain"), columns)}
     return dict(classes=len(labels), labels=tuple(labels), domains=domains and tuple(domains), **out)
 
@@ -203,7 +203,7 @@ def pictures_in(
 
 # %% ../../nbs/ground/readers.ipynb #d2b00a7c
 def _tiny_imagenet(root, download=False):
-    base = _unpacked("tiny_imagenet", root, "tiny-imagenet-200") if download else root / "tiny-imagenet-200"
+    base = _unpack_source("tiny_imagenet", root, "tiny-imagenet-200") if download else root / "tiny-imagenet-200"
     wnids = [p.name for p in folders_in(base / "train")]
     listed = base / "val" / "val_annotations.txt"
     if not wnids or not listed.is_file():

@@ -27,7 +27,7 @@ class Rewritten(TorchFunctionMode):
         before, self.relu, kwargs = self.relu, None, kwargs or {}
         if f is F.linear: return _linear(*args, **kwargs)
         if f is F.embedding and self.stack: return _embedding(*args, **kwargs)
-        if self.stack and (asked := _asked(f, args, kwargs)) and _better(asked['input']): return _batch_norm(asked)
+        if self.stack and (asked := _norm_args(f, args, kwargs)) and _better(asked['input']): return _batch_norm(asked)
         if before and f in _POOLS and args and args[0] is before[1]: return F.relu(f(before[0], *args[1:], **kwargs))
         out = f(*args, **kwargs)
         if f in _RELUS and args and out is not args[0]: self.relu = args[0], out
@@ -86,21 +86,21 @@ class _Normalised(torch.autograd.Function):
         return _Normalised.apply(*args), (0,)*5
 
 # %% ../../nbs/ground/stacks.ipynb #9b645071
-_ASKED = 'input', 'running_mean', 'running_var', 'weight', 'bias', 'training', 'momentum', 'eps' # of F.batch_norm
+_BATCHNORM = 'input', 'running_mean', 'running_var', 'weight', 'bias', 'training', 'momentum', 'eps' # of F.batch_norm
 
 def _better(x): return x.is_cpu # is our BatchNorm the faster one in a stack? On a GPU, every operation is a launch
 
-def _asked(f, args, kwargs):
+def _norm_args(f, args, kwargs):
     "The arguments of a BatchNorm that trains on more than one number per channel, by name; else {}."
-    asked = {**dict(zip(_ASKED, args)), **(kwargs or {})} if f is F.batch_norm else {}
+    asked = {**dict(zip(_BATCHNORM, args)), **(kwargs or {})} if f is F.batch_norm else {}
     return asked if asked.get('training') and asked['input'].numel() > asked['input'].shape[1] else {}
 
-class _Among(TorchFunctionMode):
+class _MaskedBatchNorm(TorchFunctionMode):
     def __init__(self, valid):
         super().__init__()
         self.valid, self.known = valid, {}
     def __torch_function__(self, f, types, args=(), kwargs=None):
-        asked = _asked(f, args, kwargs)
+        asked = _norm_args(f, args, kwargs)
         here = asked and len(asked['input']) == len(self.valid) # otherwise its rows are not samples
         return _batch_norm(asked, self) if here else f(*args, **(kwargs or {}))
     def weights(self, x): # u, and n/(n - 1), once for all layers of a kind
@@ -137,7 +137,7 @@ def masked_batchnorm(
     valid, # (B,) booleans: which places of a batch hold samples; None: all
 ):        # context manager
     "A context in which BatchNorm, in training, takes its means over the real samples of a batch."
-    return nullcontext() if valid is None else _Among(valid)
+    return nullcontext() if valid is None else _MaskedBatchNorm(valid)
 
 # %% ../../nbs/ground/stacks.ipynb #5e676683
 def single(f, in_dims):

@@ -160,7 +160,7 @@ def _way(op, args, kwargs):
     return _ways[key]
 
 # %% ../../nbs/ground/tape.ipynb #dc344879
-def _returning(calls, written, returned):
+def _write_backs(calls, written, returned):
     "The ids of copies that are changed and then written back to their originals, which nothing uses meanwhile."
     made = {id(out): i for i, (op, _, _, out) in enumerate(calls) if op is torch.ops.aten.clone.default}
     back = [(made[id(args[1])], j, *args[:2]) for j, (op, args, _, _) in enumerate(calls)
@@ -244,7 +244,7 @@ def _invariant(lines, steady, touched):
     return once, again
 
 # %% ../../nbs/ground/tape.ipynb #fb6432f6
-def _needed(lines, live):
+def _live_lines(lines, live):
     "The lines that are needed, in order, and the names that nothing uses after each; `live` grows by all they use."
     needed = []
     for line in reversed(lines):
@@ -255,7 +255,7 @@ def _needed(lines, live):
 
 def _texts(lines, live, keep=frozenset()):
     "The code of the lines that are needed; names not in `live` or `keep` are deleted after their last use."
-    each = ((line.code, sorted(n for n in last - keep if n[0] == 't')) for line, last in _needed(lines, live))
+    each = ((line.code, sorted(n for n in last - keep if n[0] == 't')) for line, last in _live_lines(lines, live))
     return [code + (f"; del {', '.join(last)}" if last else '') for code, last in each]
 
 # %% ../../nbs/ground/tape.ipynb #3e43f564
@@ -270,10 +270,10 @@ class _Step:
     again: list   # lines to run in every step
     touched: set  # names of the inputs that it writes to
 
-def _split(calls, inputs, outputs, steady):
+def _make_step(calls, inputs, outputs, steady):
     names, touched = _Names(inputs), memory_written(calls)
     lasting = touched | {_memory(v) for v in outputs}
-    lines = list(_lines(calls, names, lasting, _returning(calls, touched, {_memory(v) for v in outputs})))
+    lines = list(_lines(calls, names, lasting, _write_backs(calls, touched, {_memory(v) for v in outputs})))
     ins, names.used = [names.of[id(v)] for v in inputs], set()
     names(outputs) # names for outputs that no line has made
     fixed = {*ins[:steady], *(n for n in names.given if n[0] == 'k')}
@@ -302,16 +302,16 @@ def record(
     numbers=(), # names of the numbers that `dial` computes with; the recording is bound to them too
 ):             # what `f(*trees)` returned, and `bind(*steady, **numbers)(*others)`, or None if it is not repeatable
     "Run `f` once and record what it does."
-    out, step = _recorded(f, trees, steady)
+    out, step = _record_step(f, trees, steady)
     return out, step and _player(_source(step, numbers), step.names.given, tmap(lambda v: None, out))
 
 # %% ../../nbs/ground/tape.ipynb #f6dce54a
-def _recorded(f, trees, steady):
+def _record_step(f, trees, steady):
     # new tensors on the same memory, so that no two inputs are the same object
     inputs = [tmap(lambda v: v.detach(), t) for t in trees]
     with Recorder() as recorder, Lookout(LEAVING.__contains__) as exits: out = f(*inputs)
     if exits.seen or not all(_repeats(*call) for call in recorder.calls): return out, None
-    return out, _split(recorder.calls, _flat(inputs), leaves(out), len(_flat(inputs[:steady])))
+    return out, _make_step(recorder.calls, _flat(inputs), leaves(out), len(_flat(inputs[:steady])))
 
 def _player(source, given, shape):
     exec(source, given := dict(given))
@@ -328,7 +328,7 @@ def _player(source, given, shape):
 # %% ../../nbs/ground/tape.ipynb #00b050df
 WHOLE = re.compile(r'(?<![\w.])(?<![eE][-+])(\d+)(?![\w.])') # a whole number in a source, not part of a name
 
-def _counted(a, b, rows):
+def _row_multiple(a, b, rows):
     "What replaces `a` in one source and `b` in the other; None if they are not the same multiple of their rows."
     if a == b: return a
     many = int(a)//rows[0] if a.isdigit() and b.isdigit() else 0
@@ -341,7 +341,7 @@ def _for_any(one, two, *rows): # recordings for stacks of two sizes, and the num
                          if isinstance(u, torch.Tensor) and isinstance(v, torch.Tensor) else u == v)
     if len(texts[0]) != len(texts[1]) or given[0].keys() != given[1].keys(): return None
     if not all(same(v, given[1][k]) for k, v in given[0].items() if k != '__builtins__'): return None
-    code = [_counted(a, b, rows) for a, b in zip(*texts)]
+    code = [_row_multiple(a, b, rows) for a, b in zip(*texts)]
     return None if None in code else _player(''.join(code), one.given, one.shape)
 
 # %% ../../nbs/ground/tape.ipynb #2421bdb1
@@ -383,7 +383,7 @@ def bind(self:Tapes,
         if self.stopped: return f(*steady, *trees)
         if bound: return bound(*trees)
         if often and self.compiles: self._compile((key, rows), f, steady, trees, numbers)
-        if callable(kept := self._known(key, rows)) and kind in self.believed:
+        if callable(kept := self._look_up(key, rows)) and kind in self.believed:
             bound = kept(*steady, **numbers)
             return bound(*trees)
         return self._learn(kept, key, rows, kind, f, steady, trees, numbers)
@@ -391,7 +391,7 @@ def bind(self:Tapes,
 
 # %% ../../nbs/ground/tape.ipynb #c7621fd7
 @patch
-def _known(self:Tapes, key, rows):
+def _look_up(self:Tapes, key, rows):
     "What is kept for this number of rows: a recording, 'new', 'seen' if it is to be recorded, None if it cannot be."
     for n in {rows, None}: self._borrow(key, n)
     kept, any_size = self.kept.get((key, rows), 'new'), self.kept.get((key, None), 'new')
@@ -407,7 +407,7 @@ def _join(self:Tapes, key, rows, made):
     if self.kept[key, None]:
         for k in (n, rows):
             self.kept.pop((key, k), None)
-            _shelf.pop(self._named(key, k), None)
+            _shelf.pop(self._shelf_key(key, k), None)
         self._lend(key, None)
 
 # %% ../../nbs/ground/tape.ipynb #tapecmp2
@@ -421,7 +421,7 @@ def _compare(self:Tapes, kept, kind, f, steady, trees, numbers):
     played = kept(*mine, *steady[1:], **numbers)(*trees)
     ran, again = _flat([*steady[:1], out]), _flat([*mine, played])
     same = (all(map(_equal, ran, again)) if exact
-            else _same(_flat([*before, tmap(torch.zeros_like, out)]), ran, again))
+            else _agree(_flat([*before, tmap(torch.zeros_like, out)]), ran, again))
     if same:
         self.believed.add(kind)
         if exact: return out
@@ -465,7 +465,7 @@ def _learn(self:Tapes, kept, key, rows, kind, f, steady, trees, numbers):
 def _record(self:Tapes, key, rows, f, steady, trees, numbers):
     "The result of the step; its recording is kept, or None if it is not repeatable."
     out, bind = self._watch(record, f, *steady, *trees, steady=len(steady), numbers=tuple(numbers))
-    self.kept[key, rows] = _graphed(partial(bind, **numbers), steady, trees) if bind and self.graphs else bind
+    self.kept[key, rows] = _capture_graph(partial(bind, **numbers), steady, trees) if bind and self.graphs else bind
     if bind and not self.graphs:
         self._lend(key, rows)
         if rows: self._join(key, rows, bind)
@@ -506,11 +506,11 @@ def _compile(self:Tapes, key, f, steady, trees, numbers):
 # %% ../../nbs/ground/tape.ipynb #16fefdd5
 _shelf, PLACES, _CONSTANTS = {}, 128, (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
-def _plain(k, v): # does it hold nothing of a user's?
+def _is_shareable(k, v): # does it hold nothing of a user's?
     return k[0] != 'k' or isinstance(v, _CONSTANTS) or isinstance(v, torch.Tensor) and v.dim() == 0
 
 @patch
-def _named(self:Tapes, key, rows):
+def _shelf_key(self:Tapes, key, rows):
     "The place of a recording on the shelf; None if it must not be shared."
     if not (self.lasting and self.state): return None
     if self.name is None: self.name = *((k, v) for k, v in self.state().items() if k not in ('random', 'numpy')),
@@ -520,22 +520,22 @@ def _named(self:Tapes, key, rows):
 @patch
 def _borrow(self:Tapes, key, rows):
     "Take the recording from the shelf, if nothing is kept yet and there is one."
-    if (key, rows) in self.kept or not (found := _shelf.get(self._named(key, rows))): return
+    if (key, rows) in self.kept or not (found := _shelf.get(self._shelf_key(key, rows))): return
     self.kept[key, rows] = found
     self.borrowed.add(found)
 
 @patch
 def _lend(self:Tapes, key, rows):
     "Put a recording on the shelf, if it may be shared."
-    made, place = self.kept[key, rows], self._named(key, rows)
-    if not place or not all(_plain(k, v) for k, v in made.given.items()): return
+    made, place = self.kept[key, rows], self._shelf_key(key, rows)
+    if not place or not all(_is_shareable(k, v) for k, v in made.given.items()): return
     _shelf[place] = made
     for old in [*_shelf][:-PLACES]: _shelf.pop(old, None)
 
 # %% ../../nbs/ground/tape.ipynb #f0d34db8
 def _copy(to, trees): torch._foreach_copy_(_flat(to), _flat(trees))
 
-def _graphed(bind, steady, trees): # trees to capture it with, on a CUDA device
+def _capture_graph(bind, steady, trees): # trees to capture it with, on a CUDA device
     "A recording that writes only to its first tree, as a CUDA graph."
     mine, new, graph, inside = ([tmap(torch.clone, t) for t in steady], [tmap(torch.clone, t) for t in trees],
                                 torch.cuda.CUDAGraph(), None)
@@ -557,7 +557,7 @@ def _graphed(bind, steady, trees): # trees to capture it with, on a CUDA device
     return bound
 
 # %% ../../nbs/ground/tape.ipynb #ef97cfe8
-def _told(op, args):
+def _explicit_op(op, args):
     "The operation, or one with the same arguments whose schema says what it writes."
     if not _silent(op): return op
     if op.overloadpacket.__name__ != 'native_batch_norm': raise NotImplementedError(f'{op} does not say what it writes')
@@ -590,7 +590,7 @@ def _graph(step, lines, inputs):
                 other = at[number] if g is None else call(torch.ops.aten.mul.Tensor, (node(g), at[number]))
                 call(each, (node(w), other))
             continue
-        made = call(_told(op, args), tuple(map(node, args)), {k: node(v) for k, v in kwargs.items()})
+        made = call(_explicit_op(op, args), tuple(map(node, args)), {k: node(v) for k, v in kwargs.items()})
         many = isinstance(out, (tuple, list))
         for i, o in enumerate(out if many else [out]):
             if o is not None and (name := step.names.of[id(o)]) in line.made:
@@ -599,7 +599,7 @@ def _graph(step, lines, inputs):
     return torch.fx.GraphModule({}, graph), dials
 
 # %% ../../nbs/ground/tape.ipynb #45b16dd8
-def _built(module, examples):
+def _compile_graph(module, examples):
     "A graph compiled by Inductor for tensors like these: a function of them that returns a list."
     import torch._inductor as inductor
     if not hasattr(inductor, 'standalone_compile'): # torch before 2.8
@@ -607,7 +607,7 @@ def _built(module, examples):
     return inductor.standalone_compile(module, examples, dynamic_shapes='from_example_inputs', options=dict(
         config_patches={'cpp.threads': torch.get_num_threads()})) # Inductor's files do not record it otherwise
 
-def _laid(v, stride): # `v` in the layout that the compiled code assumes
+def _with_stride(v, stride): # `v` in the layout that the compiled code assumes
     return v if v.stride() == stride else torch.empty_strided(v.shape, stride, dtype=v.dtype, device=v.device).copy_(v)
 
 def _once(step, numbers, made, dials):
@@ -621,7 +621,7 @@ def _with_kernels(step, shape, numbers, examples, tape):
     "The step with kernels of its own, bound like `tape`; `examples`: its inputs, `numbers`: their current values."
     ins, n, names = step.ins, step.steady, step.names
     views = [line for line in step.once if not line.memory] # views of what is written; they cost nothing
-    lines = [line for line, _ in _needed(views + step.again, set(step.outs))]
+    lines = [line for line, _ in _live_lines(views + step.again, set(step.outs))]
     ready = {k for line in step.once if line.memory for k in line.made} # results that need not be repeated
     made = sorted(ready & {k for line in lines for k in line.used})
     constant = [k for k, v in names.given.items() if isinstance(v, torch.Tensor)]
@@ -631,13 +631,13 @@ def _with_kernels(step, shape, numbers, examples, tape):
     def more(flat, numbers):
         made, dials = bind(*flat, **numbers)
         return [*made, *constant, *(torch.tensor(d, dtype=torch.double) for d in dials)]
-    code = _built(module, examples + more(examples[:n], numbers))
+    code = _compile_graph(module, examples + more(examples[:n], numbers))
     def bound(*trees, **numbers):
         flat = _flat(trees)
         if any(w and v.stride() != s for v, s, w in zip(flat, strides, written)): return tape(*trees, **numbers)
-        with torch.no_grad(): held, rest = [_laid(v, s) for v, s in zip(flat, strides)], more(flat, numbers)
+        with torch.no_grad(): held, rest = [_with_stride(v, s) for v, s in zip(flat, strides)], more(flat, numbers)
         def play(*trees):
-            with torch.no_grad(): values = iter(code(*held, *map(_laid, _flat(trees), strides[n:]), *rest))
+            with torch.no_grad(): values = iter(code(*held, *map(_with_stride, _flat(trees), strides[n:]), *rest))
             return tmap(lambda _: next(values), shape)
         return play
     return bound
@@ -655,7 +655,7 @@ def _near(before, u, v):
     far = lambda a, b: (a - b).abs().nan_to_num().max()
     return (u.isfinite() == v.isfinite()).all() & (far(u, v) <= .01*far(u, before) + 1e-6*(1 + far(u, 0*u)))
 
-def _same(before, one, two):
+def _agree(before, one, two):
     "Do two runs of a step agree, up to rounding, in every tensor? Waits for the device once."
     return bool(torch.stack(list(map(_near, before, one, two))).all())
 
@@ -670,13 +670,13 @@ def compile_step(
     "A recording of `f` that runs kernels compiled for it."
     same = lambda: [tmap(torch.clone, t) for t in trees]
     before, ours, theirs = same(), same(), same()
-    out, step = watched(_recorded, f, ours, steady)
+    out, step = watched(_record_step, f, ours, steady)
     if step is None: return None
     shape, examples = tmap(lambda v: None, out), [torch.clone(v) for v in _flat(trees)]
     tape = _player(_source(step, tuple(numbers)), step.names.given, shape)
     bound = _with_kernels(step, shape, numbers, examples, tape)
     seen = bound(*theirs[:steady], **numbers)(*theirs[steady:])
     moved = lambda trees, out: [*_flat(trees), *leaves(out)]
-    if not _same(moved(before, tmap(torch.zeros_like, out)), moved(ours, out), moved(theirs, seen)):
+    if not _agree(moved(before, tmap(torch.zeros_like, out)), moved(ours, out), moved(theirs, seen)):
         raise ArithmeticError('the compiled step does not do what the step does')
     return bound

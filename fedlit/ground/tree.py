@@ -89,8 +89,8 @@ def finest(
     return torch.double if doubles(torch.device(device or 'cpu')) else torch.float32
 
 # %% ../../nbs/ground/tree.ipynb #ef0cafcf
-def _written(k): return str(k).replace('~', '~0').replace('/', '~1')
-def _read(k): return re.sub('~([01])', lambda m: '~/'[int(m[1])], k) if '~' in k else k
+def _escape(k): return str(k).replace('~', '~0').replace('/', '~1')
+def _unescape(k): return re.sub('~([01])', lambda m: '~/'[int(m[1])], k) if '~' in k else k
 
 def flatten(
     tree,      # dictionary of tensors, nested to any depth
@@ -99,13 +99,13 @@ def flatten(
     "A nested tree as a flat dictionary with slashes in its keys."
     if not isinstance(tree, dict): return {prefix[:-1]: tree}
     if not tree and prefix: return {prefix: torch.empty(0)}
-    return {name: v for k, sub in tree.items() for name, v in flatten(sub, f'{prefix}{_written(k)}/').items()}
+    return {name: v for k, sub in tree.items() for name, v in flatten(sub, f'{prefix}{_escape(k)}/').items()}
 
 def unflatten(flat): # name with slashes -> tensor
     "The inverse of `flatten`."
     tree = {}
     for name, v in flat.items():
-        *path, last = map(_read, name.split('/'))
+        *path, last = map(_unescape, name.split('/'))
         node = tree
         for k in path: node = node.setdefault(k, {})
         if last: node[last] = v

@@ -49,7 +49,7 @@ def feed_back(
 
 class _Sparse(dict): "An update of which only the entries that are not zero are sent."
 
-def _sent(delta, mask): return {k: v != 0 for k, v in delta.items()} if isinstance(delta, _Sparse) else mask
+def _sent_entries(delta, mask): return {k: v != 0 for k, v in delta.items()} if isinstance(delta, _Sparse) else mask
 
 def _residual(params, keeps): return dict(residual=zeros({k: v for k, v in params.items() if not keeps(k)}))
 
@@ -75,7 +75,7 @@ class TopK(Method):
     def init(self, params, keeps): return params, {}, _residual(params, keeps) if self.feedback else {}
     def send(self, delta, client, mask):
         if self.share == 1: return delta, client
-        mask = _sent(delta, mask)
+        mask = _sent_entries(delta, mask)
         return feed_back(lambda v: _Sparse(largest(v, self.share, mask)), delta, client, mask)
     def refuses(self, other, before):
         if not (before and isinstance(other, Quantize) and self.feedback and self.share < 1): return ''
@@ -95,5 +95,5 @@ class Quantize(Method):
     def send(self, delta, client, mask):
         levels = 2**(self.bits - 1) - 1
         few = lambda tree: {k: quantise(v, levels, self.feedback) for k, v in tree.items()}
-        return feed_back(few, delta, client, _sent(delta, mask))
+        return feed_back(few, delta, client, _sent_entries(delta, mask))
     def wire(self, wire): return replace(wire, bits=self.bits, beside=wire.beside + 32*wire.tensors)

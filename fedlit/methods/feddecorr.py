@@ -11,7 +11,7 @@ from ..batches import valid_mean
 from ..method import Method
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #fb778570
-def _standardised(features, valid, floor):
+def _standardise(features, valid, floor):
     "Features minus their mean, divided by their standard deviation; and the number of samples in the batch."
     z, n = features - valid_mean(features, valid), len(features)
     if valid is None: return z/(features.var(0) + floor).sqrt(), n
@@ -28,7 +28,7 @@ class FedDecorr(Method):
     def loss(self, features, live_features=None, valid=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
-        fewer, (z, n) = n < d, _standardised(features, valid, self.floor)
+        fewer, (z, n) = n < d, _standardise(features, valid, self.floor)
         squares = (z@z.T if fewer else z.T@z).square().sum()   # of Z'Z, by the smaller product
         if live_features is not None: d = live_features.sum().clamp(min=2) # other columns of a sub-model are zero
         if self.form == 'paper': return self.beta*squares/((n-1)**2 * d**2)

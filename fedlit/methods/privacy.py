@@ -151,7 +151,7 @@ class DP(Method):
     source: str = field(default='seed', repr=False)  # noise from the federation's 'seed', or the operating 'system'
     excludes, protects, alone = 'how updates are protected', 'clients', ('weigh',)
     ranges = dict(_RANGES, at=('server', 'client'), per=('update', 'tensor'))
-    def refuses(self, other, before): return _unprotected(self, other, before)
+    def refuses(self, other, before): return _why_unprotected(self, other, before)
     def init(self, params, model, keeps, buffers):
         _norms_at_home(model, keeps)
         if added := [k for k in buffers if not keeps(k) and k not in dict(model.named_buffers())]:
@@ -179,7 +179,7 @@ def wire(self:DP, wire):
     return replace(wire, numbers=wire.whole, bits=wire.full, beside=0) if self.at == 'client' else wire
 
 # %% ../../nbs/methods/80_privacy.ipynb #0766eaf8
-def _hidden(participation, clients):
+def _sampled_clients(participation, clients):
     "How many clients are drawn at random in a round; all of them if they are chosen in another way."
     how = Uniform(participation) if is_number(participation) else participation
     return many(how.share, clients) if type(how) is Uniform else clients
@@ -201,13 +201,13 @@ def _column(method, participation, times, own, name='epsilon', **kw): # own: wha
 def columns(self:DP, round, clients, participation, client, method, home): # home: what clients keep besides
     own, times = ('losses', 'sizes', 'steps'), round
     if self.at == 'server':
-        drawn = clients if home or any(map(_remembers, method.parts)) else _hidden(participation, clients)
+        drawn = clients if home or any(map(_remembers, method.parts)) else _sampled_clients(participation, clients)
         return _column(self, participation, times, own, clients=clients, drawn=drawn)
     if client: times = int(client['times'][:].max()) # sites keep counts
     return _column(self, participation, times, own)
 
 # %% ../../nbs/methods/80_privacy.ipynb #70000012
-def _uncovered(other):
+def _why_uncovered(other):
     "Why no noise would cover what `other` reveals of clients, before or after; '' if it is covered."
     reads = lambda name: any(asks_for(other, hook, name) for hook in SERVER)
     if overrides(other, 'mask') and not asks_for(other, 'mask', 'step'):
@@ -223,9 +223,9 @@ def _uncovered(other):
 AFTER_NOISE = ('delta', 'client', 'mask', 'kept', 'server', 'model', 'axes', 'criterion', 'proxy', 'generator',
                'round', 'first', 'clients', 'number', 'seed', 'epochs', 'lr', 'momentum', 'nesterov', 'weight_decay')
 
-def _unprotected(dp, other, before):
+def _why_unprotected(dp, other, before):
     "Why `other` cannot be added to `dp`; '' if it can."
-    if why := _uncovered(other): return why
+    if why := _why_uncovered(other): return why
     central = dp.at == 'server'
     if central and overrides(other, 'combine'):
         return ("it makes something else than a mean of the updates, which one client may move by more than its share "

@@ -168,7 +168,7 @@ def _tell(e, said, scale, out):
 
 # %% ../../nbs/papers/catalogue.ipynb #b035401d
 @functools.cache
-def _shipped(paper, scale): return judge_entries(entries(paper), scale)
+def _judge_shipped(paper, scale): return judge_entries(entries(paper), scale)
 
 def _caption(e, scale, only, runs, rows, here):
     "What is shown, how much of it is available, and what it is based on, here and at the papers' scale."
@@ -193,7 +193,7 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     if not len(rows): return
     if len(drawn) < len(rows): display(Markdown(f'Drawn and tabulated from complete seeds only: {under}.'))
     made = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(drawn)) is not None]
-    table = judge_entries([e], scale, only, out) if out or only else _shipped(e.paper, scale)
+    table = judge_entries([e], scale, only, out) if out or only else _judge_shipped(e.paper, scale)
     claims = verdict_view(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for m in made:

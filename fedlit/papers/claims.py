@@ -225,19 +225,19 @@ def levels_off(rises, flat, even, axis, **where): # axis: a label, such as 'part
     return {rises: step(1, 0), flat: minus(step(1, 0), step(-1, 1)), even: level(step(-1, 1))}
 
 # %% ../../nbs/papers/claims.ipynb #rt000001
-def _first(curve, goal): # goal: a share
+def _rounds_to(curve, goal): # goal: a share
     return next((i+1 for i, v in enumerate(curve) if v >= goal - 1e-11), len(curve)+1)
 
 def sooner(a, b, **where):
     "How many rounds earlier method `a` reaches an accuracy than `b`: the last of `a` and the last of `b`, averaged."
-    def earlier(u, v): return np.mean([_first(v, end) - _first(u, end) for end in (v[-1], u[-1])])
+    def earlier(u, v): return np.mean([_rounds_to(v, end) - _rounds_to(u, end) for end in (v[-1], u[-1])])
     return ahead(a, b, 'curve', 'rounds', earlier, **where)
 
 def rounds_to(rows):
     "Add columns: rounds to FedAvg's last accuracy in that seed, one more than all if never; and `early` and `falls`."
     keys = [k for k in rows.attrs['labels'] if k != 'method']
     ends = pick(rows, dict(method='FedAvg'), 'accuracy')
-    needed = [len(r.curve) if r.method == 'FedAvg' else _first(r.curve, ends[tuple(r[k] for k in keys)]/100)
+    needed = [len(r.curve) if r.method == 'FedAvg' else _rounds_to(r.curve, ends[tuple(r[k] for k in keys)]/100)
               for _, r in rows.iterrows()]
     return add_early_accuracy(rows.assign(rounds=needed))
 
@@ -308,7 +308,7 @@ def _needs(w, level):
     n = (sequential_seeds if w.evidence.test == 'sequential' else seeds_needed)(w.differences, level, null=null)
     return 'one seed has no spread' if math.isnan(n) else f'> {MOST}' if math.isinf(n) else f'{n:.0f}'
 
-def _said(w):
+def _cells(w):
     "The numbers of a claim as columns of a table."
     columns = dict(claim=w.claim, whose='ours' if w.numbers.ours else 'paper', measured=w.why, interval='', seeds=0,
                    test='')
@@ -345,7 +345,7 @@ def decide(weighed): # list of Weighed; the part of `entry` before the slash is 
     rows = []
     for w in weighed:
         adjusted, verdict, needs = found[id(w)]
-        rows.append({'entry': w.entry, **_said(w), 'p': w.evidence.p if w.evidence else math.nan, 'adjusted': adjusted,
+        rows.append({'entry': w.entry, **_cells(w), 'p': w.evidence.p if w.evidence else math.nan, 'adjusted': adjusted,
                      'verdict': verdict, 'seeds to decide': needs, 'same': number[w.same]})
     columns = ['entry', 'claim', 'whose', 'measured', 'interval', 'seeds', 'test', 'p', 'adjusted', 'verdict',
                'seeds to decide', 'same']

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STRONG', 'SEEDS', 'accuracy_by_round', 'gap_by_alpha', 'NATURAL', 'COLLAPSE', 'CURE', 'GAINS', 'ANSWERS',
-           'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars', 'of_pair', 'wider', 'at_natural',
+           'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars', 'restrict_to_pair', 'wider', 'at_natural',
            'rise_claims', 'main_job', 'runs_in', 'note_main_job', 'left_out', 'committed_runs', 'committed', 'here_of',
            'gains_by_alpha', 'committed_verdicts', 'verdicts_beside', 'findings']
 
@@ -74,12 +74,12 @@ def accuracy_bars(rows):
     return fig
 
 # %% ../../nbs/papers/collapse.ipynb #d139358a
-def of_pair(draw, *alphas): # none: all
+def restrict_to_pair(draw, *alphas): # none: all
     "Restrict a drawing to FedAvg with and without FedDecorr."
     return lambda rows: draw(rows[rows.method.isin(PAIR) & (rows.alpha.isin(alphas) if alphas else True)])
 
-accuracy_by_round = of_pair(rounds_figure(panel='alpha'), *FOUR[:2])
-gap_by_alpha = of_pair(axis_figure('alpha', value='R', ylabel='R (log units)'))
+accuracy_by_round = restrict_to_pair(rounds_figure(panel='alpha'), *FOUR[:2])
+gap_by_alpha = restrict_to_pair(axis_figure('alpha', value='R', ylabel='R (log units)'))
 
 # %% ../../nbs/papers/collapse.ipynb #286d4e5e
 def wider(value, unit):

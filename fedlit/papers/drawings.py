@@ -35,7 +35,7 @@ def _panels(rows, by, draw, width=4.6):
                                 gridspec_kw=dict(wspace=.45))
         for ax, v in zip(axs[0], values):
             draw(ax, rows[rows[by] == v])
-            ax.set_title(_said(by, v), loc='left')
+            ax.set_title(_label_text(by, v), loc='left')
         for ax in axs[0, 1:]: ax.set_ylabel('')
     return fig
 
@@ -43,12 +43,12 @@ def _panels(rows, by, draw, width=4.6):
 TITLES = dict(cifar10='CIFAR-10', small_cifar10='CIFAR-10 (small)', mnist='MNIST', # titles of panels
               office_caltech10='Office-Caltech10', digits_domains='digits of four domains')
 
-def _said(label, v):
+def _label_text(label, v):
     if label == 'data': return TITLES.get(v, str(v))
     return str(v).replace('FedAvg+', '+ ') if label == 'method' else f'{label} {v}'
 
 def _curves(rows, by, value):
-    return {_said(by, v): np.array(g[value].tolist(), float) for v, g in rows.groupby(by, sort=False)}
+    return {_label_text(by, v): np.array(g[value].tolist(), float) for v, g in rows.groupby(by, sort=False)}
 
 def _accent(names):
     return next((n for n in reversed(names)
@@ -87,9 +87,9 @@ def axis_figure(
     "A function of rows that draws a quantity along an axis, mean and 95 % interval over seeds."
     def one(ax, rows):
         places = {v: i for i, v in enumerate(dict.fromkeys(rows[x]))}
-        names = [_said(by, v) for v in rows[by].unique()]
+        names = [_label_text(by, v) for v in rows[by].unique()]
         for i, (name, (colour, dash)) in enumerate(colours_of(names, _accent(names)).items()):
-            mine = rows[[_said(by, v) == name for v in rows[by]]]
+            mine = rows[[_label_text(by, v) == name for v in rows[by]]]
             points = {v: g.groupby('seed')[value].mean() for v, g in mine.groupby(x, sort=False)}
             beside = 0 if joined else .12*(i - (len(names) - 1)/2)
             ax.errorbar([places[v] + beside for v in points], [p.mean() for p in points.values()],

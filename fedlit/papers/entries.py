@@ -227,7 +227,7 @@ def compare_published(entry, rows):
     return out.dropna(axis=1, how='all').round(3)
 
 # %% ../../nbs/papers/entries.ipynb #a979033a
-def _looked(entry, scale, only=''): return f'{entry.id} {scale} {only}'.strip()
+def _look_key(entry, scale, only=''): return f'{entry.id} {scale} {only}'.strip()
 
 def remember(out, key, **new): # key: id of an entry, scale and part
     "Add fields to an entry's record in `looks.json`; its other fields stay."
@@ -237,7 +237,7 @@ def remember(out, key, **new): # key: id of an entry, scale and part
 
 def looks(entry, scale, out, only='', field='seeds'): # field: 'asked' if the entry's own number of seeds has changed
     "The numbers of seeds requested so far, in order (None: the entry's own), and whether the sequential test judges."
-    key, whole = _looked(entry, scale, only), _looked(entry, scale)
+    key, whole = _look_key(entry, scale, only), _look_key(entry, scale)
     seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
     record = seen.get(whole, {}) | seen.get(key, {})
     return record.get(field, [None]), any(v['repeated'] for v in seen.values())
@@ -252,7 +252,7 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False, field
         before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
     repeated = again or until_decided or len(now) > 1
-    remember(out, _looked(entry, scale, only), **{field: now}, repeated=repeated)
+    remember(out, _look_key(entry, scale, only), **{field: now}, repeated=repeated)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def entry_runs(entry, scale, only='', out=None):
@@ -289,7 +289,7 @@ def note_seen(entry, scale, out, only=''):
     rows, missing = found_rows(entry, scale, only, out)
     weighed = evaluate(entry.claims, rows, missing, entry.derive) if missing else []
     seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}
-    key = _looked(entry, scale, only)
+    key = _look_key(entry, scale, only)
     known = {*(result(Path(out)/'looks.json') or {}).get(key, {}).get('seen', ())}
     if seen <= known: return
     try: remember(out, key, repeated=True, seen=sorted(seen | known))
@@ -317,7 +317,7 @@ def file_of(
     return Path(to or out/'report')/scale/(entry.id + part + (f'.{name}' if name else '') + end)
 
 # %% ../../nbs/papers/entries.ipynb #7e266a27
-def _listed(values, unit='', most=4):
+def _in_words(values, unit='', most=4):
     "The distinct values in words: all of them, or their range."
     seen = list(dict.fromkeys(values))
     if len(seen) > most and all(isinstance(v, (int, float)) for v in seen): seen = [f'{min(seen)} to {max(seen)}']
@@ -342,16 +342,16 @@ def stands_on(grid):
     "Data, networks, clients and length of runs, in words, from their settings."
     each = [s for _, s in grid]
     length = ('nothing trained' if not any(s.rounds for s in each) else
-              f"{_listed((s.clients for s in each), 'client')}; {_listed((s.rounds for s in each), 'round')} of "
-              f"{_listed((s.local.epochs for s in each), 'epoch')}")
-    return '; '.join((_listed(data_in_words(s.task) for s in each), _listed(map(network_in_words, each)), length))
+              f"{_in_words((s.clients for s in each), 'client')}; {_in_words((s.rounds for s in each), 'round')} of "
+              f"{_in_words((s.local.epochs for s in each), 'epoch')}")
+    return '; '.join((_in_words(data_in_words(s.task) for s in each), _in_words(map(network_in_words, each)), length))
 
 def seeds_of(grid, missing=()):
     "The number of seeds per row, in words; 0 for a row without runs."
     row = lambda labels: tuple((k, v) for k, v in labels.items() if k != 'seed')
     rows = Counter(row(labels) for labels, _ in grid)
     rows.subtract(row(labels) for labels, _ in missing)
-    return _listed(rows.values(), 'seed')
+    return _in_words(rows.values(), 'seed')
 
 def basis(runs, missing=()):
     "The basis of results, in words: data, networks, clients, length of runs, and number of seeds per row."

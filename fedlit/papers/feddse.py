@@ -58,12 +58,12 @@ def labels_of(*levels):
     return {level: dict(partition='iid()') if level == 'iid' else classes(level) for level in levels}
 
 # %% ../../nbs/papers/feddse.ipynb #0929ddc7
-def submodel_row(name, rates=RATES, **kw):
+def submodel_row(name, **kw):
     "A change that turns a setting into a row of the thesis' tables."
     def change(s):
         size = dict(pool=200, samples=64) if s.model == 'mlp' else dict(pool=1024, samples=128)
         more = dict(size, **kw) if name == 'FedGSE' else kw
-        text = ', '.join(f'{k}={v!r}' for k, v in dict(rates=rates, **more).items())
+        text = ', '.join(f'{k}={v!r}' for k, v in dict(rates=RATES, **more).items())
         return dict(method=f'{name}({text}) + {TRIM}')
     return change
 

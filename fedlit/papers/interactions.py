@@ -88,12 +88,12 @@ def interactions(
     if train is None:
         request = experiment(**(kw if 'partition' in kw else {'alpha': .1, **kw}))
         train, asked['fingerprint'] = (lambda *run: request(*run).run()), fingerprint_of(request(FedAvg(), 0))
-    if file and file.exists(): runs = _continued(file, asked)
+    if file and file.exists(): runs = _resume_runs(file, asked)
     every, seen = (FedAvg(), *methods, *made.values()), Interactions(list(methods), seeds, runs, asked)
-    return _completed(seen, every, train, folder, progress)
+    return _complete_runs(seen, every, train, folder, progress)
 
 # %% ../../nbs/papers/interactions.ipynb #4fa13a4e
-def _continued(file, asked):
+def _resume_runs(file, asked):
     there = Interactions.load(file)
     was, now = ({'fingerprint': {}, **said} for said in (there.asked, asked))
     differ = differences(was.pop('fingerprint'), now.pop('fingerprint'))
@@ -101,7 +101,7 @@ def _continued(file, asked):
     if differ: raise ValueError(f"{file} has other runs ({'; '.join(differ)}); choose another folder")
     return there.runs
 
-def _completed(seen, every, train, folder, progress): # every: the methods and their sums
+def _complete_runs(seen, every, train, folder, progress): # every: the methods and their sums
     "All runs; an exception has those so far, with the complete seeds if there are any."
     left = lambda: [(m, s) for s in seen.seeds for m in every if (repr(m), s) not in seen.runs]
     try:
@@ -149,7 +149,7 @@ def values(self:Interactions, method, scale='points'):
     return np.array([SCALES[scale](ends(v, 'a', 1)['a_late']) for v in found])
 
 # %% ../../nbs/papers/interactions.ipynb #783aaf3e
-def _judged(rows, differences):
+def _judge(rows, differences):
     "Rows with mean, interval and verdict; those without differences have none."
     p = [paired_test(d).p if d is not None else math.nan for d in differences]
     for row, d, own, q in zip(rows, differences, p, together(p)):
@@ -162,7 +162,7 @@ def _judged(rows, differences):
     out = pd.DataFrame(rows)
     return out.reindex(columns=[c for c in out if c not in columns] + columns)
 
-def _tried(f):
+def _result_or_reason(f):
     "The result of a function and '', or None and the reason of its LookupError."
     try: return f(), ''
     except LookupError as e: return None, str(e.args[0])
@@ -170,8 +170,8 @@ def _tried(f):
 @patch
 def effects(self:Interactions, scale='points') -> pd.DataFrame: # one row per method
     "The gain of every method alone over FedAvg."
-    found = [_tried(lambda m=m: self.values(m, scale) - self.values(FedAvg(), scale)) for m in self.methods]
-    return _judged([dict(method=repr(m), why=why) for m, (_, why) in zip(self.methods, found)], [d for d, _ in found])
+    found = [_result_or_reason(lambda m=m: self.values(m, scale) - self.values(FedAvg(), scale)) for m in self.methods]
+    return _judge([dict(method=repr(m), why=why) for m, (_, why) in zip(self.methods, found)], [d for d, _ in found])
 
 # %% ../../nbs/papers/interactions.ipynb #35bb606c
 @patch
@@ -180,12 +180,12 @@ def pairs(self:Interactions, scale='points') -> pd.DataFrame: # one row per pair
     (made, refused), of, rows, differences = sums(self.methods), lambda m: self.values(m, scale), [], []
     for i, j in combinations(range(len(self.methods)), 2):
         a, b, base = self.methods[i], self.methods[j], FedAvg()
-        d, why = (None, refused[i, j]) if (i, j) in refused else _tried(
+        d, why = (None, refused[i, j]) if (i, j) in refused else _result_or_reason(
             lambda a=a, b=b, both=made[i, j]: of(both) - of(a) - of(b) + of(base))
         gain = float((of(made[i, j]) - of(base)).mean()) if d is not None else math.nan
         rows.append(dict(a=repr(a), b=repr(b), gain=gain, why=why))
         differences.append(d)
-    return _judged(rows, differences)
+    return _judge(rows, differences)
 
 @patch
 def __repr__(self:Interactions):

@@ -38,7 +38,7 @@ def curve(run, task, clients, tests, s):
     return run.history.accuracy.tolist() if len(run.history) else []
 
 # %% ../../nbs/papers/measures.ipynb #7372db8e
-def _kept(locals, i):
+def _client_network(locals, i):
     "Parameters and buffers of the i-th client of a round, before averaging."
     return tuple({k: v[i] for k, v in locals[part].items()} for part in ('params', 'buffers'))
 
@@ -46,7 +46,7 @@ def both_spectra(model, task, state, locals): # locals: as in `Run.locals`
     "Spectra of the test images' features, of the global model (d,) and of the local models (clients, d)."
     look = lambda net: spectrum(features_of(model, task.x_test, prepare=task.normalise, state=net))
     return (look((state.params, state.buffers)),
-            torch.stack([look(_kept(locals, i)) for i in range(len(locals['who']))]))
+            torch.stack([look(_client_network(locals, i)) for i in range(len(locals['who']))]))
 
 def spectral_numbers(
     whole, # (d,) spectrum of the global model
@@ -70,7 +70,7 @@ def feature_spectra(run, task, clients, tests, s):
 def each_spectrum(run, task, clients, tests, s):
     "The spectrum of every client's last model, by client number."
     look = lambda i: spectrum(features_of(run.model, task.x_test, prepare=task.normalise,
-                                          state=_kept(run.locals, i)), top=100)
+                                          state=_client_network(run.locals, i)), top=100)
     return {str(k): _clip(look(i), 5) for i, k in enumerate(run.locals['who'])}
 
 # %% ../../nbs/papers/measures.ipynb #72c9cd90
@@ -108,7 +108,7 @@ def layer_ranks(run, task, clients, tests, s):
     "Effective rank after every ReLU, from the first to the last: of the global model, and the clients' mean."
     def of(params, buffers): # a method may compose the network of other tensors
         return _rank_of_each(run, task, network_for(run.method, replace(run.state, params=params, buffers=buffers)))
-    local = [of(*_kept(run.locals, i)) for i in range(len(run.locals['who']))]
+    local = [of(*_client_network(run.locals, i)) for i in range(len(run.locals['who']))]
     return dict(layer_rank=_clip(of(run.state.params, run.state.buffers)), local_layer_rank=_clip(np.mean(local, 0)))
 
 # %% ../../nbs/papers/measures.ipynb #ddea1813
@@ -131,15 +131,15 @@ def own_rank(run, task, clients, tests, s):
     return _clip([np.mean([_rank_of_each(run, task, net)[-1] for net in nets])])[0]
 
 # %% ../../nbs/papers/measures.ipynb #4596ab5c
-def _aligned(model, top=5):
+def _layer_alignment(model): # of the five largest directions
     mats = [exactly(m.weight.detach()) for m in model.modules() if isinstance(m, nn.Linear)]
     sides = [torch.linalg.svd(w, full_matrices=False) for w in mats]
-    return [(a[0][:, :top]*b[2][:top].T).sum(0).abs().tolist() for a, b in zip(sides, sides[1:])]
+    return [(a[0][:, :5]*b[2][:5].T).sum(0).abs().tolist() for a, b in zip(sides, sides[1:])]
 
 def alignment(run, task, clients, tests, s):
     "|u_k . v_k| of consecutive linear layers, k = 1..5, one list per pair; in the trained and the initial network."
-    return dict(aligned=_aligned(run.model),
-                aligned_at_start=_aligned(build(s.model, task, seed=s.seed, **dict(s.options))))
+    return dict(aligned=_layer_alignment(run.model),
+                aligned_at_start=_layer_alignment(build(s.model, task, seed=s.seed, **dict(s.options))))
 
 # %% ../../nbs/papers/measures.ipynb #02b2f27f
 def training_decorr(run, task, clients, tests, s):
@@ -155,7 +155,7 @@ def training_decorr(run, task, clients, tests, s):
         out = local_phase(Broadcast(run.method, run.model, prior, local), who,
                           batches_of(task, clients, who, local, s.seed, prior.round, 2),
                           choose_executor(run.method, run.model, task.x_train.device))
-        seen.append([look(k, _kept(out, k)) for k in who])
+        seen.append([look(k, _client_network(out, k)) for k in who])
     return [list(c) for c in zip(*seen)]
 
 # %% ../../nbs/papers/measures.ipynb #85dfff70
@@ -180,7 +180,7 @@ def feature_maps(run, task, clients, tests, s):
     y = task.y_test.cpu()
     some = torch.arange(0, len(y), -(-len(y)//500))
     out = dict(map_classes=y[some].tolist())
-    for name, net in (('', (run.state.params, run.state.buffers)), ('local_', _kept(run.locals, 0))):
+    for name, net in (('', (run.state.params, run.state.buffers)), ('local_', _client_network(run.locals, 0))):
         z = features_of(run.model, task.x_test, prepare=task.normalise, state=net).cpu()
         at = TSNE(perplexity=30, init='pca', random_state=0, max_iter=300).fit_transform(z[some].numpy())
         out |= {f'{name}map': [_clip(xy, 4) for xy in at.tolist()], f'{name}separated': nearest_centre_accuracy(z, y)}
@@ -193,7 +193,7 @@ def activations(run, task, clients, tests, s):
     for i, k in enumerate(run.locals['who']):
         with _ReLUs(mean) as relus:
             logits = logits_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise,
-                               state=_kept(run.locals, i))
+                               state=_client_network(run.locals, i))
         out.append([*relus.seen, mean(logits)])
     return out
 

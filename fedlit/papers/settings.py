@@ -58,7 +58,7 @@ def _as_built(s, kw):
 # %% ../../nbs/papers/settings.ipynb #dce73afd
 VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
 
-def _measured(s, run, f): # f: the Federation, or an object with its task, clients and tests
+def _measure_run(s, run, f): # f: the Federation, or an object with its task, clients and tests
     "History, measurements and versions of a finished run, as a dictionary for JSON."
     history = {k: [None if v != v else v for v in run.history[k].tolist()] for k in run.history}
     task = f.task.to(next(run.model.parameters()).device) if f.clients else f.task
@@ -86,7 +86,7 @@ def run_alike(
             ends[i] = dict(failed=str(ends[i]), history={}, measured={k: None for k in s.measure})
         elif ends[i] is None and (s.rounds == 0 or run.state.round == s.rounds):
             run.proxy = getattr(f, 'proxy', None)
-            ends[i] = _measured(s, run, f)
+            ends[i] = _measure_run(s, run, f)
     about = lambda s: dict(setting=plain(s), method=s.method, seed=s.seed, date=time.strftime('%Y-%m-%d'),
                            fedlit=fedlit.__version__, seconds=(time.perf_counter() - began)/len(settings))
     return [about(s) | r if isinstance(r, dict) else r for s, r in zip(settings, ends)]
@@ -99,7 +99,7 @@ def run_setting(s, checkpoint=None, minutes=None, **kw):
     return out
 
 # %% ../../nbs/papers/settings.ipynb #9a92930f
-def _odd(r, s):
+def _result_fault(r, s):
     "What is wrong with the result of a setting; '' if nothing is."
     if not (isinstance(r, dict) and all(isinstance(r.get(k), dict) for k in ('setting', 'history', 'measured'))):
         return 'is no result of a run'
@@ -116,7 +116,7 @@ def found(out, s):
     "The result of a setting, if it exists, is valid, and has all of the setting's measurements; else None."
     r = result(file := Path(out)/address(s))
     if r is None: return None
-    if said := _odd(r, s): warn(f"{file} {said}; it counts as missing")
+    if said := _result_fault(r, s): warn(f"{file} {said}; it counts as missing")
     return r if not said and set(s.measure) <= set(r['measured']) else None
 
 # %% ../../nbs/papers/settings.ipynb #c7a0509f

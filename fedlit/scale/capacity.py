@@ -74,7 +74,7 @@ def _by_place(state):
     return ({k: v for k, v in {**state.params, **state.buffers}.items() if (k in state.personal) == home}
             for home in (False, True))
 
-def _written(state, kept, after, out, who):
+def _server_writes(state, kept, after, out, who):
     "The parameters at home into which the server writes."
     rows, ended = slice(None) if who is None else list(who), {**out['params'], **out['buffers']}
     touched = any(not torch.equal(after.personal[k][rows], ended[k]) for k in kept)
@@ -106,7 +106,7 @@ def traffic(
     stats, moved = ({k: v for k, v in sent.items() if (k in state.params) == moved} for moved in (False, True))
     update = _update(method, moved, out['mask'], n).bytes.astype(int)
     read = _read_besides(method, state.params, sent, kept, proxy, classes)
-    common, written = {} if _chosen_at_home(method) else out['mask'], _written(state, kept, after, out, who)
+    common, written = {} if _chosen_at_home(method) else out['mask'], _server_writes(state, kept, after, out, who)
     mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
     return pd.DataFrame(dict(down=count(common, sent, written, {n: after.server[n] for n in server_readers(method)}),
                              up=count(out['mask'], stats, read, tmap(lambda v: v[0], out['uploads'])) + update,

@@ -229,7 +229,7 @@ def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fi
     state = replace(state, round=round,
                     **{k: {**getattr(state, k), **got[k]} for k in got},
                     **{k: put(getattr(state, k), [number], tmap(lambda v: v[None], home[k])) for k in home})
-    out = _trained(plan, task, number, state)
+    out = _train_client(plan, task, number, state)
     ended = {**out['params'], **out['buffers']}
     home = dict(client=rows(out['client'], 0), personal={k: ended[k][0] for k in state.personal})
     said = {k: out[k].item() for k in ('steps', 'loss') if k not in unsaid(plan.method)}
@@ -238,7 +238,7 @@ def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fi
 # %% ../../nbs/scale/flower.ipynb #2cfd7bef
 def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
 
-def _trained(plan, task, number, state):
+def _train_client(plan, task, number, state):
     "`local_phase` for one client, with `federate`'s choices; training that failed is an error, and is not sent."
     batches = batches_of(normalise_once(task), {number: torch.arange(len(task.y_train))}, [number],
                          plan.local, plan.seed, state.round, least_batch(plan.model))
@@ -262,7 +262,7 @@ def _question(content):
     for k, a in sorted(content['arrays'].items()): digest.update(repr((k, len(a.data))).encode() + a.data)
     return digest.hexdigest()
 
-def _answered(context, plan, content): # content: RecordDict, the server's question
+def _earlier_answer(context, plan, content): # content: RecordDict, the server's question
     "The answer already given to this question, None if it is new; a ValueError if it must not be answered."
     round, last = content['round']['round'], context.state.get('answers', dict(round=-1))
     if not (type(round) is int and 0 <= round < plan.rounds):
@@ -329,7 +329,7 @@ def client_app(
     def train(message, context):
         x, y = data(context)
         plan = read_plan(context.run_config, network, (len(y), memory_allowed(context)))
-        answer = _answered(context, plan, message.content)
+        answer = _earlier_answer(context, plan, message.content)
         if answer is None:
             plan = replace(plan, task=replace(plan.task, x_train=x, y_train=y))
             answer = _new_answer(context, plan, number(context), message.content)
@@ -352,7 +352,7 @@ def blank(plan, state):
     return local_phase(Broadcast(plan.method, plan.model, state, plan.local), [0], Batches(x, y),
                        _executor(plan.method))
 
-def _checked(content, like, most, unsaid):
+def _check_answer(content, like, most, unsaid):
     "The tree, steps and loss that a site sent; ValueError if they are not as they must be."
     said = {**unsaid, **content['said']}
     steps, loss = said['steps'], said['loss']
@@ -365,18 +365,18 @@ def _checked(content, like, most, unsaid):
     return tree, steps, loss
 
 # %% ../../nbs/scale/flower.ipynb #4d361c25
-def _filled(form, seen, n):
+def _fill_zeros(form, seen, n):
     "`seen` with zeros (n, ...) for all tensors of `form` that were not sent."
-    return {k: _filled(v, seen.get(k, {}), n) if isinstance(v, dict)
+    return {k: _fill_zeros(v, seen.get(k, {}), n) if isinstance(v, dict)
                else seen[k] if k in seen else v.new_zeros(n, *v.shape[1:])
             for k, v in form.items()}
 
-def _stacked(state, answers, form):
+def _stack_answers(state, answers, form):
     "The clients in `answers`, and what `local_phase` would have returned for them."
     who = sorted(answers)
     trees, steps, losses = zip(*(answers[k] for k in who))
     seen = stack(trees)
-    return who, dict({k: _filled(form[k], seen.get(k, {}), len(who)) for k in ('params', 'buffers', 'uploads')},
+    return who, dict({k: _fill_zeros(form[k], seen.get(k, {}), len(who)) for k in ('params', 'buffers', 'uploads')},
                      mask=seen.get('mask', {}), steps=torch.tensor(steps), loss=torch.tensor(losses),
                      client=rows(state.client, who))
 
@@ -384,7 +384,7 @@ def _stacked(state, answers, form):
 def plausible_answers(plan, state, answers, form):
     "`answers` without implausible ones, judged together as `federate` does; and client number -> why it is left out."
     if not answers: return {}, {}
-    who, out = _stacked(state, answers, form)
+    who, out = _stack_answers(state, answers, form)
     shared = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
     out, before = dict(out, params=shared(out['params']), client={}), replace(state, params=shared(state.params))
     if not before.params: return answers, {}
@@ -394,9 +394,9 @@ def plausible_answers(plan, state, answers, form):
     why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, who, out, before, moved, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
 
-def _merged(plan, state, answers, sizes, form): # as for `plausible_answers`; sizes: client number -> samples
+def _merge_answers(plan, state, answers, sizes, form): # as for `plausible_answers`; sizes: client number -> samples
     "The server's half of a round, over the clients with good answers: the State after it."
-    who, out = _stacked(state, answers, form)
+    who, out = _stack_answers(state, answers, form)
     weights = [float(sizes[k]) if plan.weighting == 'samples' else 1. for k in who]
     return replace(aggregate(Broadcast(plan.method, plan.model, state, plan.local), who, out, weights),
                    client=state.client, personal=state.personal)
@@ -509,7 +509,7 @@ def _answers(grid, plan, state, book, accepted, form, r):
     for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
         k, samples = asked[node], book.said[node][1]
         try:
-            good[k] = _checked(content, like, plan.local.steps_of(samples, k, plan.seed, r), unsaid(plan.method))
+            good[k] = _check_answer(content, like, plan.local.steps_of(samples, k, plan.seed, r), unsaid(plan.method))
             if content['said'].get('forgot'):
                 log.warning('client %s (node %s) does not remember round %s and began anew', k, node, accepted.get(k))
         except Exception as e: refuse(k, e)
@@ -533,7 +533,7 @@ def _begun(plan):
     return (resume(plan.checkpoint or None, plan.method, settings, 'cpu')
             or Run(plan.method, pd.DataFrame(), begin(plan), settings))
 
-def _accepted(history):
+def _last_used_rounds(history):
     "For every client, the last round in which its answer was used."
     said = lambda row, k: map(int, str(row[k]).split())
     return {k: int(row['round']) for row in history for k in set(said(row, 'drawn')).difference(said(row, 'left_out'))}
@@ -594,7 +594,7 @@ def serve(
     test, run = _try_out(plan, metrics), _begun(plan)
     form, history, book, end = (
         blank(plan, run.state), run.history.to_dict('records'), Book(plan), time.monotonic() + plan.wait)
-    accepted = _accepted(history)
+    accepted = _last_used_rounds(history)
     if run.state.round: _goes_on(plan, run.state)
     while len(book.call(grid, run.state.round)) < len(plan.clients) and time.monotonic() < end: time.sleep(.5)
     for r in range(run.state.round, plan.rounds):
@@ -602,7 +602,7 @@ def serve(
         if len(good) < plan.least:
             raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; "
                                f"the run stops with the model of round {r}{late and '; '}{late}")
-        run.state = _merged(plan, run.state, good, sizes, form)
+        run.state = _merge_answers(plan, run.state, good, sizes, form)
         accepted.update(dict.fromkeys(good, r+1))
         history.append(dict(_row(plan, run.state, test, good, who, metrics), seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)

@@ -75,7 +75,7 @@ class Ranks:
         self.follows = self.rank > 0
 
 # %% ../../nbs/scale/torchrun.ipynb #1a08266f
-def _like(tensors): return [[list(v.shape), str(v.dtype).removeprefix('torch.')] for v in tensors]
+def _forms_of(tensors): return [[list(v.shape), str(v.dtype).removeprefix('torch.')] for v in tensors]
 
 def _sizes(like): return [prod(shape)*getattr(torch, dtype).itemsize for shape, dtype in like]
 
@@ -94,7 +94,7 @@ def _again():
     return shlex.join(['torchrun', '--nproc-per-node=2', *what, *sys.argv[1:]])
 
 @patch
-def _parting(self:Ranks, what):
+def _parting_error(self:Ranks, what):
     "The error of a rank that has to end because of another."
     self.open, self.parted = False, True
     kept = self.checkpoint and Path(self.checkpoint).exists()
@@ -108,7 +108,7 @@ def _do(self:Ranks, op, tensor, *args):
     self.traffic[self.job] += tensor.nbytes
     try: op(tensor, *args)
     except RuntimeError as e:
-        raise self._parting(f'another rank died or did not answer within {self.minutes:g} minutes') from e
+        raise self._parting_error(f'another rank died or did not answer within {self.minutes:g} minutes') from e
     return tensor
 
 # %% ../../nbs/scale/torchrun.ipynb #5124bf09
@@ -117,7 +117,7 @@ def __enter__(self:Ranks):
     "While ranks work together, a signal to end raises an error with the same advice."
     def terminated(*_):
         signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
-        if not self.parted: raise self._parting('it was told to, as torchrun tells all ranks once one has died')
+        if not self.parted: raise self._parting_error('it was told to, as torchrun tells all ranks once one has died')
     main = threading.current_thread() is threading.main_thread()
     self.before = signal.signal(signal.SIGTERM, terminated) if main else None
     self.open, self.ready = True, False
@@ -128,7 +128,7 @@ def __exit__(self:Ranks, kind, error, trace):
     "Pass an error of rank 0 on to all ranks, and an error that another rank has before it follows to rank 0."
     if self.before is not None and not self.parted: signal.signal(signal.SIGTERM, self.before)
     if self.open and isinstance(error, Exception):
-        if self.rank == 0: self._say('end', error=_told(error))
+        if self.rank == 0: self._say('end', error=_describe_error(error))
         elif not self.ready and self._receive(dist.broadcast)[0]['job'] == 'begin':
             self._answer(error)
             self._receive(dist.broadcast)
@@ -139,7 +139,7 @@ def __exit__(self:Ranks, kind, error, trace):
 def _send(self:Ranks, op, said, tree=None, peer=0):
     "Send a JSON value and a tree of tensors, after their form and its length."
     flat = flatten(tree or {})
-    text = json.dumps([said, list(flat), _like(flat.values())]).encode()
+    text = json.dumps([said, list(flat), _forms_of(flat.values())]).encode()
     self._do(op, torch.tensor([len(text)]), peer)
     self._do(op, torch.frombuffer(bytearray(text), dtype=torch.uint8), peer)
     if flat: self._do(op, _bytes(flat.values(), self.wire), peer)
@@ -196,7 +196,7 @@ class Share(Table):
 
 # %% ../../nbs/scale/torchrun.ipynb #e82bc010
 @patch
-def _joined(self:Ranks, parts):
+def _concat(self:Ranks, parts):
     "The rows of all ranks that have some, in the order of the round's clients."
     whole = parts[0].new_empty(sum(map(len, self.shares)), *parts[0].shape[1:])
     for at, part in zip(filter(None, self.shares), parts): whole[at] = part.to(whole)
@@ -206,10 +206,10 @@ def _joined(self:Ranks, parts):
 def _collect(self:Ranks, mine):
     "The rows of a tree from rank 0, together with those from all others."
     parts = [self._receive(dist.recv, rank)[1] if rank else mine for rank, at in enumerate(self.shares) if at]
-    return tmap(lambda *v: self._joined(v), *parts)
+    return tmap(lambda *v: self._concat(v), *parts)
 
 # %% ../../nbs/scale/torchrun.ipynb #03f0bb04
-def _told(error):
+def _describe_error(error):
     return error and [next(c.__name__ for c in type(error).__mro__ if c.__module__ == 'builtins'), str(error)]
 
 def _try(f, who, *args):
@@ -219,7 +219,7 @@ def _try(f, who, *args):
 
 def _numbers(out): return {k: v.tolist() for k, v in (out or {}).items() if not isinstance(v, dict)}
 
-def _kept(state): return dict(client=state.client, personal=state.personal)
+def _tables(state): return dict(client=state.client, personal=state.personal)
 
 def _home(out, state):
     "The part of the clients' results that belongs in tables: their memory, and the tensors that stay at home."
@@ -237,14 +237,14 @@ def begin(self:Ranks, sim, run):
     "Check that all ranks have the same run, and lead them: `train`, `sums` and `test_clients` then use all ranks."
     self.open, self.sim, self.round, sim.single_process = True, sim, run.state.round + 1, False
     self.reads = bool(server_readers(run.method))
-    self._say('begin', given=_given(sim, run), round=self.round)
+    self._say('begin', given=_settings_of(sim, run), round=self.round)
     self._agree(None)
     return self
 
 # %% ../../nbs/scale/torchrun.ipynb #de3ec8f4
 _FREE = 'device', 'threads', 'machine', 'python', 'torch', 'executor', 'channels_last' # these may differ between ranks
 
-def _given(sim, run):
+def _settings_of(sim, run):
     "What a rank was given, in the form that JSON holds."
     proxy = getattr(getattr(sim, 'federation', None), 'proxy', None)
     said = dict(run.settings, method=repr(run.method), **{'what the server has': describe(proxy)})
@@ -279,20 +279,20 @@ def _raise(error, cause=None):
 def train(self:Ranks, who, state):
     "Train the clients `who`, each on the rank that `balance` chooses."
     self.shares, self.round = balance([self.sim.steps[k] for k in who], self.size), state.round + 1
-    lent = sorted({k for table in leaves(_kept(state)) for k in table.written()} & set(who))
+    lent = sorted({k for table in leaves(_tables(state)) for k in table.written()} & set(who))
     self._say('train', self._server(state), who=who, shares=self.shares, lent=lent, round=state.round)
     theirs = [[who[i] for i in at] for at in self.shares]
     for rank, ks in enumerate(theirs):
-        if rank and (out := [k for k in ks if k in lent]): self._send(dist.send, None, rows(_kept(state), out), rank)
+        if rank and (out := [k for k in ks if k in lent]): self._send(dist.send, None, rows(_tables(state), out), rank)
     self.out, error = _try(self.sim.train, theirs[0], state)
     theirs = self._agree(error)
     if wrong := [pair for t in theirs for pair in t['why']]: self.sim.failures.setdefault(state.round, {}).update(wrong)
     told = [_numbers(self.out), *(t['numbers'] for t in theirs)]
     if not (told := self._left(len(who), told)): return self.out
     like = lambda k: self.out.get(k, self.out['loss']) # a rank that has no client left has not seen all
-    numbers = {k: self._joined([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in told])
+    numbers = {k: self._concat([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in told])
                for k in told[0]}
-    numbers = self._judged(numbers, state)
+    numbers = self._check_plausible(numbers, state)
     if not len(numbers['who']): return self.out
     if leaves(home := _home(self.out, state)):
         self._say('home')
@@ -325,7 +325,7 @@ def _keep(self:Ranks, left, shares):
 
 # %% ../../nbs/scale/torchrun.ipynb #aaa3c340
 @patch
-def _judged(self:Ranks, numbers, state):
+def _check_plausible(self:Ranks, numbers, state):
     "Check what single ranks could not: which clients are implausible, given all others of the round."
     seen, least = numbers.pop('seen', None), numbers.pop('least', None)
     if seen is None or not seen.numel(): return numbers
@@ -367,7 +367,7 @@ def test_clients(self:Ranks, who, before, out, after):
     self._say('see', self._server(after))
     mine, error = _try(self.sim.test_clients, [who[i] for i in self.shares[0]], before, self.out, after)
     told = list(filter(None, [mine, *self._agree(error)]))
-    return {k: self._joined([torch.tensor(t[k], dtype=torch.double) for t in told]).tolist() for k in (told or [{}])[0]}
+    return {k: self._concat([torch.tensor(t[k], dtype=torch.double) for t in told]).tolist() for k in (told or [{}])[0]}
 
 # %% ../../nbs/scale/torchrun.ipynb #70bffc70
 @patch
@@ -395,12 +395,12 @@ def follow(self:Ranks, sim, run):
 @patch
 def _answer(self:Ranks, error=None, numbers=None):
     self.failed = error
-    self._send(dist.send, dict(error=_told(error), numbers=numbers))
+    self._send(dist.send, dict(error=_describe_error(error), numbers=numbers))
 
 @patch
 def _on_begin(self:Ranks, run, said, tree):
     self.round = said['round']
-    differ = _differences(said['given'], _given(self.sim, run), self.rank)
+    differ = _differences(said['given'], _settings_of(self.sim, run), self.rank)
     self._answer(ValueError("all ranks must be asked for the same run, "
                             f"but they differ in {'; '.join(differ)}") if differ else None)
 
@@ -409,7 +409,7 @@ def _on_begin(self:Ranks, run, said, tree):
 def _on_train(self:Ranks, run, said, tree):
     self.round, self.shares = said['round'] + 1, said['shares']
     self.who = who = [said['who'][i] for i in self.shares[self.rank]]
-    lent, held = [k for k in who if k in said['lent']], _kept(run.state)
+    lent, held = [k for k in who if k in said['lent']], _tables(run.state)
     if lent: held = put(held, lent, self._receive(dist.recv)[1])
     self.state = replace(run.state, round=said['round'], **tree, **held)
     self.out, error = _try(self.sim.train, who, self.state)
