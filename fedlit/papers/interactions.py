@@ -22,7 +22,7 @@ from .evidence import FEW, LEVEL, interval, paired_test, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of, give_runs
 from ..run import shield
-from ..scores import first_of
+from ..measure import first_of
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # number of pairs that are judged together
