@@ -34,6 +34,7 @@ class Broadcast:
     proxy: object = None      # data that the server has: unlabelled inputs, or a public set (x, y)
     function: object = pure   # turns the model into a function, such as `partial(pure, precision=torch.bfloat16)`
     keep_ended: bool = False  # are results to hold, as `ended`, what clients trained before their `send` hooks?
+    classes: int = None       # of the task; None: the network is followed to its last layer
     def __post_init__(self): object.__setattr__(self, 'local', self.local.at(self.state.round))
 
     @cached_property
@@ -134,9 +135,8 @@ def receive(self:Cohort, state):
     self.loss = like.new_zeros(len(who), dtype=counting)
     self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
     if not wants(self.sent.method, 'labels', 'counts'): return
-    task = getattr(self.batches, 'task', None) # where there is none, the network is followed to its last layer
-    classes, batches = (task or axes_of(self.sent.model)).classes, self.batches
-    counts = batches.label_counts(classes).to(like.device, counting)
+    classes = self.sent.classes or axes_of(self.sent.model).classes
+    counts = self.batches.label_counts(classes).to(like.device, counting)
     self.mine.update({k: v for k, v in dict(labels=counts > 0, counts=counts).items() if wants(self.sent.method, k)})
 
 # %% ../nbs/09_cohort.ipynb #b9d36278

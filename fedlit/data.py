@@ -240,7 +240,7 @@ def to(self:Task, device) -> Task:
 
 def standardise(x, mean, std, image):
     "Raw samples `x` as a network sees them, in float32: (x - mean) / std; tokens stay as they are."
-    if x.dtype == torch.int64: return x
+    if x.dtype == torch.int64 and mean is None: return x
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     if mean is None: return x
     last = (-1, 1, 1) if image else (-1,)

@@ -108,9 +108,11 @@ def mlp(
 def _trial(model, shape):
     "The output of `model` on one blank sample; the model is unchanged."
     mode,like = model.training,next(model.parameters(), torch.empty(0))
-    if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules()): like = like.long() # token 0
+    x = like.new_zeros(1, *shape)
+    if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules()):
+        x = torch.arange(x.numel(), device=x.device).view_as(x) % 2 # tokens 0 and 1, of which one may be padding
     with torch.no_grad():
-        try: return model.eval()(like.new_zeros(1, *shape))
+        try: return model.eval()(x)
         finally: model.train(mode)
 
 # %% ../nbs/03_models.ipynb #6c702bb0

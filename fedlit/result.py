@@ -266,6 +266,7 @@ def _prepare_inputs(self:Run, x, task):
     said = self.settings.get('input') if task is None else data_spec(task)['input']
     if not said: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
     x = samples('x', x, said.get('columns'), said.get('texts'))
+    if x.dtype == torch.int64 and said.get('dtype', 'int64') != 'int64': x = x.float() # whole numbers in a table
     if list(x.shape[1:]) != said['shape'] and x.dtype != torch.int64:
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
                          f"{tuple(said['shape'])}")

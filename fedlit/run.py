@@ -447,7 +447,8 @@ def broadcast(self:Simulation, state):
     "What the server sends to the clients of a round."
     a = self.federation
     looked_at = self.tests is not None or a.keep_locals or a.watch or not self.single_process
-    return Broadcast(a.method, self.model, state, a.local, a.criterion, a.proxy, self.function, bool(looked_at))
+    return Broadcast(a.method, self.model, state, a.local, a.criterion, a.proxy, self.function, bool(looked_at),
+                     self.task.classes)
 
 @patch
 def train(self:Simulation, who, state):

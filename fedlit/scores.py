@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from itertools import chain
 from math import nan
 from .batches import CRITERIA
+from .engine.inputs import parts
 from .ground.draws import Seeded, rng
 from .ground.messages import as_python, warn
 from .measure import LESS, SCORED, compute_metrics, first_of, logits_of, score_of, spread, sums_of
@@ -29,12 +30,13 @@ MANY = 1000 # the most clients that are tested individually, unless tests are gi
 
 def tests_of(
     task,    # Task
-    clients, # list of index tensors into the training set, one per client
+    clients, # one row of indices into the training set per client, as for `federate`
     seed=0,  # int
     part='test', # 'test', or 'val' for the validation samples
     most=None, # test at most this many clients, drawn by the seed; the others have no test samples. None: all
 ) -> list:   # one index tensor into the test set per client
     "Each client's own test set: its domain's samples if each has one domain, else samples with its label proportions."
+    clients = parts('clients', clients, len(task.y_train))
     if most is not None and most < len(clients):
         those = {*rng('tests', seed).choice(len(clients), most, replace=False).tolist()}
         clients = [c if k in those else c[:0] for k, c in enumerate(clients)]
@@ -45,7 +47,7 @@ def tests_of(
         if task.target != 'class': # a stratum without test samples is replaced by the nearest one that has some
             there = theirs.unique()
             mine = there[(there - mine[:, None]).abs().argmin(1)] if len(there) else mine
-        try: return match([c.cpu() for c in clients], mine, theirs, seed)
+        try: return match(clients, mine, theirs, seed)
         except ValueError as e: raise ValueError(str(e).replace('y_test', f'y_{part}')) from None
     return [(domain == d).nonzero()[:, 0] if len(d) else domain[:0] for d in seen]
 

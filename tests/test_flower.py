@@ -74,9 +74,10 @@ def bag(name, task, seed=0, **options):
     torch.manual_seed(seed)
     return Bag()
 
-def test_tokens_train_as_in_the_simulation():
+@pytest.mark.parametrize('method', ['FedAvg()', 'FedLC()']) # of which one counts labels
+def test_tokens_train_as_in_the_simulation(method):
     x, y = torch.randint(0, 20, (40, 5)), torch.arange(40) % 2
-    config = {'method': 'FedAvg()', 'clients': 2, 'rounds': 1, 'task.shape': '(5,)', 'task.classes': 2,
+    config = {'method': method, 'clients': 2, 'rounds': 1, 'task.shape': '(5,)', 'task.classes': 2,
               'task.dtype': 'int64', 'model.name': 'bag'}
     data = lambda context: tuple(v[context.node_config['partition-id']::2] for v in (x, y))
     run = ff.serve(ff.Rehearsal(ff.client_app(data=data, network=bag), config, SITES[:2]), ff.read_plan(config, bag))

@@ -61,9 +61,11 @@ def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state
     lambda k: range(k, len(OWNER), 4)])
 def test_masks_and_other_kinds_of_indices(ask):
     right = go(clients=[(OWNER == k).nonzero().flatten() for k in range(4)])
-    run = go(clients=[ask(k) for k in range(4)])
+    run = go(clients=(asked := [ask(k) for k in range(4)]))
     assert (run.settings['sizes'] == right.settings['sizes'] and sum(run.settings['sizes']) == len(OWNER)
             and same(run, right))
+    tests = [scores.tests_of(TASK, c, most=3) for c in (asked, [(OWNER == k).nonzero().flatten() for k in range(4)])]
+    assert all(map(torch.equal, *tests))
 
 def test_masks_are_test_sets_too():
     own = scores.tests_of(TASK, CLIENTS)

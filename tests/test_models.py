@@ -264,3 +264,15 @@ def test_register_checks_what_comes_back(monkeypatch):
     @register
     def other(shape, classes): return Net(nn.Flatten(), nn.Linear(64, classes + 1))
     with pytest.raises(ValueError, match=r'\(N, 10\)'): build('other', task((1, 8, 8)))
+
+@pytest.mark.parametrize('padding', [0, 1])
+def test_a_text_of_padding_alone_is_no_trial(padding):
+    class Packed(nn.Module):
+        def __init__(self, shape, classes):
+            super().__init__()
+            self.e, self.r, self.head = nn.Embedding(9, 4), nn.GRU(4, 4, batch_first=True), nn.Linear(4, classes)
+        def forward(self, x):
+            n = (x != padding).sum(1).cpu()
+            z = nn.utils.rnn.pack_padded_sequence(self.e(x), n, batch_first=True, enforce_sorted=False)
+            return (z := self.r(z)[1][0]), self.head(z)
+    assert M._fits('packed', Packed((5,), 3), (5,), 3)

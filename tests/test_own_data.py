@@ -1,9 +1,11 @@
 "A table and a folder of one's own, in Python and on the command line."
 import json, numpy as np, pandas as pd, pytest, torch, warnings
+from dataclasses import replace
 from PIL import Image
 from fedlit.cli import main
 from fedlit.data import Task, load, samples
 from fedlit.ground.readers import CHARACTERS
+from fedlit.local import Local
 from fedlit.result import Run
 from fedlit.setting import Setting, task_of
 from fedlit.compare import compare, experiment
@@ -280,6 +282,19 @@ def test_rows_of_a_later_day_are_read_as_the_first_were(wards):
     assert x[:, 3].tolist() == [1, 1, 1] and x[:, 0].tolist() == few.age.tolist()
     assert torch.equal(run.predict(few), run.predict(x))
     with pytest.raises(ValueError, match="'kind_z', a column and a value"): run.predict(few.assign(kind='z'))
+
+@pytest.mark.parametrize('scaled', [True, False])
+def test_whole_numbers_are_no_tokens_in_a_table(wards, scaled, tmp_path):
+    few = wards[['age', 'room', 'grade']].head(3)
+    task = Task.from_table(wards, y='days', x=list(few))
+    if not scaled: task = replace(task, mean=None, std=None)
+    run = federate(build('mlp', task, seed=0), task, iid(task.strata(), 3), FedAvg(), 1, Local(lr=1e-4), progress=False)
+    run.save(tmp_path/'run')
+    right = run.predict(few.astype(float))
+    for r in run, Run.load(tmp_path/'run'):
+        assert all(torch.equal(r.predict(v), right) for v in (few, few.values, few.values.tolist()))
+        with pytest.raises(ValueError, match=r'a sample of x has shape \(2,\)'): r.predict([[30, 1]])
+    if scaled: assert torch.equal(task.normalise(torch.tensor(few.values)), task.normalise(torch.tensor(few.values*1.)))
 
 def test_a_column_of_numbers_is_told_from_what_a_text_became(wards, tmp_path):
     "Whatever their names: `kind_age` was no value of `kind`."

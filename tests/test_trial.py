@@ -9,7 +9,7 @@ from fedlit.local import Adam, Local
 from fedlit.data import Task, load
 from fedlit.engine.inputs import check_extremes
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedExP, FedProx, HeteroFL, MOON, StructuredDeCov
+from fedlit.methods import FedAvg, FedExP, FedLC, FedProx, HeteroFL, MOON, StructuredDeCov
 from fedlit.models import Net, build, freeze
 from fedlit.run import federate, federating
 from fedlit.state import start
@@ -241,7 +241,7 @@ SITES = [torch.arange(0, 30), torch.arange(30, 47), torch.arange(47, 60)]
 @pytest.mark.filterwarnings('ignore:clients with Bag cannot be stacked')
 @pytest.mark.parametrize('kw', [dict(padding_idx=0), dict(padding_idx=8), dict(padding_idx=-2),
                                 dict(scale_grad_by_freq=True), {}], ids=str)
-@pytest.mark.parametrize('method', [FedAvg(), MOON()], ids=repr)
+@pytest.mark.parametrize('method', [FedAvg(), MOON(), FedLC()], ids=repr) # the last counts labels
 def test_embeddings_of_every_kind(kw, method):
     runs = [federate(bag(**kw), WORDS, SITES, method, 2, Local(epochs=1, batch_size=10, lr=.5), executor=e,
                      progress=False, device='cpu') for e in ('loop', 'auto')]

@@ -25,7 +25,7 @@ def _round(method, model, shape, classes, clients, proxy, statistics='averaged',
     x = torch.randn(len(who), 1, 2, *shape, generator=torch.Generator().manual_seed(0))
     y, local = torch.arange(2).expand(len(who), 1, 2) % classes, Local(batch_size=2, lr=1e-3)
     state = start(method, model, clients, statistics)
-    sent = Broadcast(method, model, state, local, proxy=proxy)
+    sent = Broadcast(method, model, state, local, proxy=proxy, classes=classes)
     out = local_phase(sent, who, Batches(x, y))
     return state, out, lambda: aggregate(sent, who, out, torch.ones(len(who)))
 
