@@ -9,10 +9,12 @@ __all__ = ['PARTITIONS', 'PICTURES', 'YOURS', 'call', 'write_call', 'canonical',
 # %% ../nbs/16_setting.ipynb #setimpor
 import ast, functools, json, torch, torch.nn.functional as F
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from types import SimpleNamespace
 from . import partition as split
 from .data import Crop, load, prepare, recipe
 from .ground.draws import generator_of
+from .ground.messages import check_names
 from .local import Local
 from .models import build
 from .parse import local, method as parse, value
@@ -156,6 +158,9 @@ def clients_of(s, task):
     name, kw = call(s.partition)
     if name not in PARTITIONS:
         raise ValueError(f"partition={s.partition!r}, but it must be one of {', '.join(PARTITIONS)}")
+    takes = {**signature(PARTITIONS[name]).parameters, **signature(getattr(split, name)).parameters}
+    own = [k for k, p in takes.items() if p.default is not p.empty and k not in ('clients', 'seed', 'y_test')]
+    check_names(name, own, kw, 'option')
     tries = dict(restarts=s.restarts) if name == 'dirichlet' else {}
     parts = PARTITIONS[name](task, clients=s.clients, seed=s.seed, **{**tries, **kw})
     return parts if isinstance(parts, tuple) else (parts, None)

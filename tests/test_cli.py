@@ -30,7 +30,7 @@ from conftest import DATA
     (['--clients', '100', '--alpha', '.01'], 'form="rebalanced" always does'),
     (['--partition', 'dirichlet(min_size=200)'], 'min_size=200 must be'),
     (['--partition', 'dirichlet(min_size='], 'is not a call with named constants'),
-    (['--partition', 'dirichlet(least=2)'], "unexpected keyword argument 'least'"),
+    (['--partition', 'dirichlet(least=2)'], "dirichlet has no option 'least'.*It has: alpha, min_size, form"),
     (['--concepts', '11'], 'concepts=11 must be a whole number between 2 and 10'),
     (['--concepts', '3'], 'clients=10 must be a multiple of the 3 domains'),
     (['--record', 'copmile'], 'did you mean compile'),

@@ -80,3 +80,10 @@ def test_what_is_given_goes_before_the_words():
 def test_a_partition_that_is_none_is_named():
     with pytest.raises(ValueError, match=r"partition='dirichlt\(\)', but it must be one of dirichlet, iid"):
         parts_of(replace(Setting(), partition='dirichlt()'))
+
+@pytest.mark.parametrize('said, right', [
+    ('shards(per_client=2)', "shards has no option 'per_client'.*It has: shards_per_client, pure"),
+    ('iid(clients=5)', "iid has no option 'clients'.*It has: none"),
+    ('by_owner(most=3)', "by_owner has no option 'most'.*It has: every, least")])
+def test_an_option_that_a_partition_does_not_have_is_named(said, right):
+    with pytest.raises(TypeError, match=right): parts_of(Setting(partition=said))

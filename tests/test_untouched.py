@@ -458,3 +458,25 @@ def test_a_run_can_be_pickled(method, memory, tmp_path, monkeypatch):
 def test_a_run_comes_back_from_a_pool():
     with ProcessPoolExecutor(1, get_context('spawn')) as pool: far = pool.submit(go, METHOD).result()
     assert same(far, go(METHOD))
+
+class Twice(nn.Module):
+    "One layer under two names, and another whose weight two layers share."
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+        self.again, self.like = self.b, nn.Linear(8, 8)
+        self.like.weight = self.b.weight
+    def forward(self, x):
+        z = self.like(self.again(self.b(self.a(x.flatten(1)).tanh()).tanh()).tanh())
+        return z, self.head(z)
+
+@pytest.mark.parametrize('statistics', ['averaged', 'recomputed'])
+def test_a_layer_with_two_names_keeps_its_own_tensors(statistics):
+    task, net = load('digits').subset(60, seed=0, test=20), Twice()
+    run = federate(net, task, [torch.arange(30), torch.arange(30, 60)], FedPer(), 2, Local(epochs=1), progress=False,
+                   statistics=statistics)
+    before = deepcopy(run.model.state_dict())
+    run.logits(task.x_test, client=1)
+    assert all(isinstance(v, nn.Parameter) and v.requires_grad for v in run.model.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in run.model.state_dict().items())
+    assert run.model.like.weight is run.model.again.weight
