@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # what `make test-machines` pretends to be; .ci/machines.py has the list
 MACHINES ?= default sse41 mkl threads
 
-.PHONY: install hooks reproduce bench test test-laws test-slow test-here test-long test-all test-machines docs test-docs quarto lint check readme wheel clean
+.PHONY: install hooks reproduce bench test test-laws test-slow test-here test-long test-all test-machines test-lowest docs test-docs quarto lint check readme wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -51,6 +51,14 @@ test-all: test test-slow test-long  ## everything
 
 test-machines: install  ## the notebooks and the quick tests as other processors would run them: make test-machines MACHINES="default threads"
 	$(BIN)/python .ci/machines.py $(BIN) $(MACHINES)
+
+# the oldest Python that settings.ini promises, if it is here
+OLDEST ?= $(firstword $(shell command -v python3.10) $(PYTHON))
+LOWEST := $(VENV)-lowest
+test-lowest: install  ## the quick tests with the oldest version of everything that settings.ini promises
+	$(BIN)/uv venv -q --clear --python $(OLDEST) $(LOWEST)
+	$(BIN)/uv pip install -q --resolution lowest-direct --python $(LOWEST)/bin/python -e '.[dev]'
+	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" $(TESTS)
 
 $(VENV)/docs-installed: $(VENV)/installed docs/build.py
 	$(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -e '.[docs]'
