@@ -7,6 +7,7 @@ const asked = (new URLSearchParams(location.search).get('q') ?? '').toLowerCase(
 const words = text => text.toLowerCase().split(/[^\p{L}\p{N}-]+/u).filter(Boolean);
 const stem = word => word.length > 3 ? word.replace(/(ed|es|e|s)$/, '') : word;
 const holds = text => words(asked).every(q => words(text).some(w => stem(w) === stem(q)));
+const named = title => title.toLowerCase().split(/ and |, /).some(name => words(name).every(w => words(asked).includes(w)));
 const numbered = /\b(table|fig(ure)?)\.?\s*\d/.test(asked);
 const gist = text => words(text).filter(w => !chapters.small.includes(w) && !/^\d+$/.test(w)).map(stem).sort().join(' ');
 var Scorer = {
@@ -16,6 +17,7 @@ var Scorer = {
     const path = title.split(' > '), last = path[path.length - 1].toLowerCase(), guide = chapters.guides.includes(docname);
     if (chapters.internals.includes(docname)) score -= 200;
     if (guide && path.length === 1) score += holds(last) ? 25 : 10;
+    if (docname.startsWith('methods/') && path.length === 1 && named(title)) score += 60; // "FedProx mu"
     if (docname === 'guides/recipes' && path.length === 1 && chapters.recipes.some(holds)) score += 150;
     if (path.length === 1 && (chapters.asked[docname] ?? []).some(t => gist(t) === gist(asked))) score += 300;
     if (docname === 'papers/results' && path.length === 1 && numbered) score += 300;

@@ -169,7 +169,7 @@ def activation_figure(rows):
             for l, ax in enumerate(row):
                 for client, colour in ((j, 'accent'), (k, 'grey')):
                     ax.plot(seen[client][l], color=palette[colour], marker='o', ms=2, lw=.8)
-            row[0].set_ylabel(f'{j} and {k}', rotation=0, ha='right', va='center')
+            row[0].set_ylabel(f'{j} and {k}', rotation=0, ha='right', va='center', labelpad=14)
         for l, ax in enumerate(axs[-1]): ax.set_xlabel(f'neuron of layer {l+1}')
         fig.suptitle('mean activation; of each pair of clients, the first in colour', x=.01, ha='left', fontsize=9)
     return fig

@@ -121,6 +121,7 @@ for (const root of document.querySelectorAll('.fedlit-moving:not(.on)')) {
     (function next(now) {
       const t = Math.min(1, Math.max(0, (now - began)/long)), s = t*t*(3 - 2*t);
       show(place = from + (to - from)*s, cure = had + (with_ - had)*s);
+      if (then) slider.value = Math.round(place); // while it plays by itself
       if (t < 1) clock = requestAnimationFrame(next); else if (then) then();
     })(began);
   }
@@ -130,7 +131,6 @@ for (const root of document.querySelectorAll('.fedlit-moving:not(.on)')) {
   if (still) { show(last, 0); continue; }
   place = 0, show(0, 0), slider.value = 0;
   const play = () => root.wait = setTimeout(() => {
-    slider.value = last;
     glide(last, 0, () => root.wait = setTimeout(() => { box.checked = true; glide(last, 1); }, 1600));
   }, 900);
   new IntersectionObserver((seen, o) => { if (seen[0].isIntersecting) { o.disconnect(); play(); } }).observe(root);
