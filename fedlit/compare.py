@@ -246,7 +246,7 @@ def _tabulate(histories, seeds, columns, history): # histories: method -> one pe
     each = [(m, seed, histories[m][i]) for i, seed in enumerate(seeds) for m in histories]
     kept = lambda h: h[[c for c in (*['round'][:history], *columns) if c in h]].iloc[0 if history else -1:]
     rows = [dict(method=repr(m), seed=seed, **row) for m, seed, h in each if h is not None
-            for row in kept(h).to_dict('records')]
+            for row in kept(h).to_dict('index').values()] # pandas 2 has no records of no columns
     return pd.DataFrame(rows or dict(method=[], seed=[]))
 
 # %% ../nbs/20_compare.ipynb #8db208c7

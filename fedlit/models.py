@@ -485,11 +485,13 @@ def alexnet_bn(
 @contextmanager
 def _in_steps():
     "Layers compute by products and convolutions in this context, not by kernels for whole layers."
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     mha,mkldnn,cudnn = (getattr(torch.backends, k) for k in ("mha", "mkldnn", "cudnn"))
     was = mha.get_fastpath_enabled(),mkldnn.enabled,cudnn.enabled
     mha.set_fastpath_enabled(False)
     mkldnn.enabled = cudnn.enabled = False
-    try: yield
+    try:
+        with sdpa_kernel(SDPBackend.MATH): yield
     finally:
         mha.set_fastpath_enabled(was[0])
         mkldnn.enabled,cudnn.enabled = was[1:]

@@ -257,7 +257,8 @@ def _net(self:Run, client):
         task = self.origin.task.to(next(self.model.parameters()).device)
         more = rows(own_samples(self.method, task, self.origin.clients, [client]), 0)
     criterion = (self.origin and self.origin.criterion) or CRITERIA[self.settings.get('target', 'class')]
-    return deploy_network(self.method, self.state, client, model=self.model, criterion=criterion, **more)
+    with import_module('fedlit.run').shield(): # as in the run; in torch 2.6 inference mode, gradients are wrong
+        return deploy_network(self.method, self.state, client, model=self.model, criterion=criterion, **more)
 
 # %% ../nbs/18_result.ipynb #165445ea
 @patch

@@ -880,7 +880,7 @@ def shield():
     with ExitStack() as undone, torch.inference_mode(False), torch.enable_grad(), _floats():
         undone.callback(torch.set_num_threads, torch.get_num_threads())
         for kind in filter(torch.is_autocast_enabled, kinds): undone.enter_context(torch.autocast(kind, enabled=False))
-        if torch.get_default_device().type != 'cpu': undone.enter_context(torch.device('cpu'))
+        if torch.empty(0).device.type != 'cpu': undone.enter_context(torch.device('cpu'))
         yield
 
 # %% ../nbs/19_run.ipynb #endscel1

@@ -275,4 +275,4 @@ def test_a_text_of_padding_alone_is_no_trial(padding):
             n = (x != padding).sum(1).cpu()
             z = nn.utils.rnn.pack_padded_sequence(self.e(x), n, batch_first=True, enforce_sorted=False)
             return (z := self.r(z)[1][0]), self.head(z)
-    assert M._fits('packed', Packed((5,), 3), (5,), 3)
+    assert M._check_fit('packed', Packed((5,), 3), (5,), 3)

@@ -73,8 +73,7 @@ def begin(self:FedALA, params, buffers, client, data, forward, criterion, genera
     for _ in range(1 if learned else self.most):
         weights, value = _one_pass(weights, own, params, loss, self._batches(data, generator), self.eta)
         losses.append(value)
-        latest = torch.stack(losses[-10:]).tolist()
-        if len(losses) > 10 and statistics.pstdev(latest) < self.threshold: break
+        if len(losses) > 10 and statistics.pstdev(torch.stack(losses[-10:]).tolist()) < self.threshold: break
     learned = torch.ones_like(client['learned'])
     return {**params, **_mix(own, params, weights)}, {**client, 'weights': weights, 'learned': learned}
 

@@ -104,7 +104,8 @@ class SpringBySize(FedDyn):
     sizes: tuple = ()
     def grad(self, grads, params, received, client, kept, number):
         n, pulled = torch.tensor(self.sizes, dtype=torch.double), super().grad(grads, params, received, client, kept)
-        return {k: g + (pulled[k] - g)*n.mean()/n[number] for k, g in grads.items()}
+        own = n.index_select(0, number.reshape(1))[0] # torch 2.6 would read a number of a stacked client
+        return {k: g + (pulled[k] - g)*n.mean()/own for k, g in grads.items()}
 
 # ---- networks of their own ----
 
