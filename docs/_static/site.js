@@ -4,9 +4,6 @@ if (location.protocol === 'file:') DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = f
 addEventListener('load', async () => {
   await window.MathJax?.startup?.promise;
   document.querySelectorAll('article .math > mjx-container').forEach(e => e.classList.toggle('wide', e.scrollWidth > e.closest('article').clientWidth || e.getBoundingClientRect().right > innerWidth));
-  document.querySelectorAll('.cell_output img[style]').forEach(e => { // a figure that is hardly too wide need not scroll
-    if (e.clientWidth < 1.2*e.closest('.cell_output').clientWidth) e.style.maxWidth = '100%';
-  });
   document.querySelectorAll('.cell_output, .table-wrapper, pre').forEach(e => { if (e.scrollWidth > e.clientWidth) e.tabIndex = 0; });
 });
 // The sidebar is one list a chapter, and a chapter such as "Methods / Aggregation" is a part of "Methods". All but
