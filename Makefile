@@ -52,11 +52,11 @@ test-all: test test-slow test-long  ## everything
 test-machines: install  ## the notebooks and the quick tests as other processors would run them: make test-machines MACHINES="default threads"
 	$(BIN)/python .ci/machines.py $(BIN) $(MACHINES)
 
-# the oldest Python that settings.ini promises, if it is here
-OLDEST ?= $(firstword $(shell command -v python3.10) $(PYTHON))
+# the oldest Python that settings.ini promises; $(PYTHON) if uv neither finds nor fetches it
+OLDEST ?= 3.10
 LOWEST := $(VENV)-lowest
 test-lowest: install  ## the quick tests with the oldest version of everything that settings.ini promises
-	$(BIN)/uv venv -q --clear --python $(OLDEST) $(LOWEST)
+	$(BIN)/uv venv -q --clear --python $(OLDEST) $(LOWEST) || $(BIN)/uv venv -q --clear --python $(PYTHON) $(LOWEST)
 	$(BIN)/uv pip install -q --resolution lowest-direct --python $(LOWEST)/bin/python -e '.[dev]'
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" $(TESTS)
 

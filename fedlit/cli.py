@@ -73,7 +73,7 @@ def _one_of(p, name, what):
     p.add_argument(f"--{name.replace('_', '-')}", metavar=f"{{{','.join(CHOICES[name])}}}",
                    help=f'{what} (default: {CHOICES[name][0]})')
 
-def _add_network(p):
+def _add_options(p):
     p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE',
                    help='options of the network, such as features=128')
 
@@ -90,7 +90,7 @@ def _add_data(p):
     p.add_argument('--train-samples', type=_count, metavar='N', help='use a stratified subset of the training set')
     p.add_argument('--test-samples', type=_count, metavar='N', help='and of the test set')
     p.add_argument('--model', help='network, see `fedlit list` (default: mlp, three hidden layers with BatchNorm)')
-    _add_network(p)
+    _add_options(p)
     _one_of(p, 'partition', 'who has which samples; or with what it takes, such as \'dirichlet(form="rebalanced")\'')
     p.add_argument('--validation', type=_reads('in (0, 1)', lambda v: 0 < v < 1), metavar='SHARE',
                    help='share of the training set that chooses the best round, and nobody trains on')
@@ -228,7 +228,7 @@ def _check(p):
     p.add_argument('--data', help='data set to try it on, see `fedlit list` (default: random images)')
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
     p.add_argument('--model', help='network to try it on, see `fedlit list` (default: a small one)')
-    _add_network(p)
+    _add_options(p)
 
 # %% ../nbs/cli.ipynb #6dc21812
 def _executor(text):

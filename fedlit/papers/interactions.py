@@ -15,14 +15,13 @@ from tqdm import tqdm
 from ..after.without import fingerprint_of
 from ..ground.files import forget, read_json, write_json
 from ..ground.fingerprint import differences
-from ..measure import LESS
+from ..measure import LESS, first_of
 from ..method import FedAvg, total
 from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired_test, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of, give_runs
 from ..run import shield
-from ..measure import first_of
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # number of pairs that are judged together
