@@ -601,13 +601,23 @@ def score_global(self:Simulation, state, seen=None): # seen: its scores, if know
     "Global accuracy, loss and metrics on the test set; a warning if the loss is not finite."
     seen, x = seen or scores_of(self.federation.method, self.test, state, [slice(None)], [None])[0], self.task.x_test
     if not np.isfinite(seen['loss']):
-        warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
-             f"so its {SCORED[self.task.target][0].replace('_', ' ')} means nothing; "
-             + (first_nonfinite('x_test', x, torch.arange(len(x)), getattr(self.task, 'columns', None))
-                or ("if the clients were finite, the average broke BatchNorm's running statistics, "
-                    "as FedAvgM(form='released') does" if self.min_batch > 1 else
-                    "look at the clients' updates, the column `drift`")))
+        why = (first_nonfinite('x_test', x, torch.arange(len(x)), getattr(self.task, 'columns', None))
+               or ("if the clients were finite, the average broke BatchNorm's running statistics, "
+                   "as FedAvgM(form='released') does" if self.min_batch > 1 else
+                   "look at the clients' updates, the column `drift`"))
+        self.warn_once('loss', f"after round {state.round} the global model's test loss is {seen['loss']}, "
+                               f"so its {SCORED[self.task.target][0].replace('_', ' ')} means nothing; {why}")
     return seen
+
+@patch
+def warn_once(self:Simulation,
+    what, # that a run warns of once: a column, a part of the method
+    said, # what happened, and what it means
+):
+    "Warn, unless this run has warned of `what`."
+    if what in self.noticed: return
+    self.noticed.append(what)
+    warn(said)
 
 def name_clients(who): # client numbers
     "Names of clients for a message, such as 'clients 3, 4 and 17 more'; the first ten are named."
@@ -657,10 +667,9 @@ def score_round(self:Simulation, history, before, out, after, team, seen=None):
     if self.tests is None: return row
     tested, own = self.of_each('personal', self.test, after, self.tests)
     for name, values in own.items():
-        if (none := [k for k, v in zip(tested, values) if v != v]) and name not in self.noticed:
-            self.noticed.append(name)
-            warn(f"`{name}` is undefined (NaN) for {name_clients(none)}; "
-                 "such columns are means over clients for whom it is defined")
+        if none := [k for k, v in zip(tested, values) if v != v]:
+            self.warn_once(name, f"`{name}` is undefined (NaN) for {name_clients(none)}; "
+                                 "such columns are means over clients for whom it is defined")
     trained = team.test_clients(who, before, out, after) if who else {}
     if self.meets: row['participants_tested'] = sum(len(self.tests[k]) > 0 for k in who)
     return {**row, **with_spread({**trained, **own})}
@@ -673,8 +682,8 @@ def score_validation(self:Simulation, state):
     f, columns = self.federation, getattr(self.task, 'columns', None)
     whole, x = scores_of(f.method, self.val, state, [slice(None)], [None]), self.task.x_val
     odd = not np.isfinite(loss := whole[0]['loss']) and first_nonfinite('x_val', x, torch.arange(len(x)), columns)
-    if odd: warn(f"after round {state.round} the loss on the validation samples is {loss}, so `validation` means "
-                 f"nothing; {odd}")
+    if odd: self.warn_once('validation', f"after round {state.round} the loss on the validation samples is {loss}, "
+                                         f"so `validation` means nothing; {odd}")
     row = {k: v for k, (v,) in by_name('validation', whole).items()}
     if self.tests is None: return row
     if self.tests_val is None:
@@ -721,8 +730,7 @@ def notice(self:Simulation, state, who):
         features = pure(self.model)(*net, x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
-            self.noticed.append(p)
-            warn(f'after round {state.round}: {said}')
+            self.warn_once(p, f'after round {state.round}: {said}')
 
 # %% ../nbs/19_run.ipynb #fffe6777
 @patch

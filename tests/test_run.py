@@ -112,6 +112,11 @@ def test_warnings_point_at_the_users_line(tmp_path):
     assert all(word in said for word in ('produced NaN or infinity', 'test loss is nan', 'set aside'))
     assert {w.filename for w in seen} == {__file__}
 
+def test_a_test_loss_that_is_not_a_number_is_told_once():
+    task = replace(TASK, x_test=TASK.x_test*float('nan'))
+    with pytest.warns(UserWarning) as seen: federate(net(), task, CLIENTS, FedAvg(), rounds=4, **FAST)
+    assert sum('test loss is nan' in str(w.message) for w in seen) == 1
+
 @contextlib.contextmanager
 def nothing(): yield
 
