@@ -2,6 +2,7 @@
 import contextlib, inspect, platform, subprocess, sys
 from dataclasses import replace, fields
 from functools import partial
+from multiprocessing.pool import ThreadPool
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.data import load, recipe, Crop, Flip
 from fedlit.ground import messages
@@ -128,6 +129,11 @@ def test_a_warning_shows_no_file_that_only_wraps_what_is_ours(wrap):
     exec("def inner(*_): warn('look')", ours)
     with pytest.warns(UserWarning, match='look') as seen: wrap(ours['inner'])()
     assert [w.filename for w in seen] == [__file__]
+
+def test_a_warning_from_a_thread_shows_no_file_of_python():
+    with pytest.warns(UserWarning, match='look') as seen, ThreadPool(1) as pool:
+        pool.apply(exec, ("warn('look')", dict(__name__='fedlit.somewhere', warn=messages.warn)))
+    assert [w.filename.strip('<>') for w in seen] == ['sys'] # with or without, as the version has it
 
 def freed(hold):
     "Bytes that a process owns more than at first, after tensors of 40 MB: before `release_memory`, and after."

@@ -268,12 +268,13 @@ def other_rows(out, offer):
             f"but it must be {shapes[odd[0]]}, a row for each weight")
 
 # %% ../../nbs/ground/messages.ipynb #8262b9ac
-_BETWEEN = 'fedlit', 'dataclasses', 'contextlib', 'torch', 'pandas' # packages whose frames may lie between fedlit's
+# packages whose frames may lie between fedlit's
+_BETWEEN = 'fedlit', 'dataclasses', 'contextlib', 'torch', 'pandas', 'multiprocessing', 'concurrent', 'threading'
 
 def warn(said): # what happened, and what it means
     "Warn at the line outside fedlit that led here."
     frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in _BETWEEN:
+    while frame and frame.f_globals.get('__name__', '').partition('.')[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(said, stacklevel=level)
 
