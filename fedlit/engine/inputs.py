@@ -353,6 +353,8 @@ def writable(
     if is_stream(file) and os.access(file, os.W_OK): return path
     if file.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it, such as {Path(path)/'run'}")
+    if within := [str(p) for p in file.parents if p.is_file()]:
+        raise ValueError(f"{path} cannot be written, as {within[0]} is a file; name a folder in its place")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=file.parent).close()
