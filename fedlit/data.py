@@ -14,9 +14,10 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
+from weakref import ref
 from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
-                                  check_digits, check_scale, count_missing, frame_columns, in_numbers, in_order,
-                                  made_of, overlap, to_tensor, top_level)
+                                  check_frame_digits, check_scale, check_tensor_digits, count_missing, frame_columns,
+                                  in_numbers, in_order, made_of, overlap, to_tensor, top_level)
 from .ground.columns import (check_columns, encode, hub_columns, hub_groups, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
 from .ground.draws import generator_of, hold_draws, keep_generators
@@ -140,6 +141,7 @@ def _read_targets(task): # converts y and determines the number of a network's o
     for part in _parts(task):
         y = to_tensor(name := f"y_{part}", getattr(task, name))
         task.target = _target_of(y, task.target, task.classes)
+        if name == "y_train" and task.target == "numbers": check_tensor_digits(name, y)
         setattr(task, name, y := _READ[task.target](name, y))
         if task.target in ('labels', 'numbers'):
             if task.classes is None: task.classes = y.shape[1]
@@ -152,6 +154,7 @@ def _read_targets(task): # converts y and determines the number of a network's o
                          f"the largest label is {most}") from None
     if task.classes < 1: raise ValueError(f"classes={task.classes}, but there must be at least 1")
 
+# %% ../nbs/01_data.ipynb #ced732a7
 def _read_in(task): # converts every field to its final form
     if task.columns is None: task.columns = frame_columns(task.x_train)
     for part in _parts(task):
@@ -159,6 +162,7 @@ def _read_in(task): # converts every field to its final form
         if (v := getattr(task, name := f"domain_{part}")) is not None:
             setattr(task, name, as_classes(name, to_tensor(name, v)))
         _must_match(task, name := f"x_{part}", getattr(task, name))
+    if task.x_train.dtype == torch.float64: check_tensor_digits("x_train", task.x_train)
     _read_targets(task)
     for name, names, n in (("labels", task.labels, task.classes), ("columns", task.columns, task.x_train.shape[1])):
         if names is not None and len(names) != n: raise ValueError(f"{name} has {len(names)} names, but there are {n}")
@@ -174,12 +178,13 @@ def _doubt_scale(x, z, std): # training and test samples; the smallest deviation
         warn(f"x_test holds floats up to {most:g}, but x_train up to {near:.3g}; scale both alike")
 
 # %% ../nbs/01_data.ipynb #dt02code
-_judged = WeakTensorKeyDictionary() # test labels -> ids of tensors already checked, so that a copy is not checked again
+_judged = WeakTensorKeyDictionary() # test labels -> tensors that were checked with them, so that a copy is not again
 
 def _doubt(task): # warns of what is legal but rarely intended
-    x, z, key = task.x_train, task.x_test, tuple(map(id, (task.x_train, task.x_test, task.y_train)))
-    if _judged.get(task.y_test) == key: return
-    _judged[task.y_test] = key
+    x, z, those = task.x_train, task.x_test, (task.x_train, task.x_test, task.y_train)
+    known = _judged.get(task.y_test)
+    if known and all(r() is v for r, v in zip(known, those)): return
+    _judged[task.y_test] = [ref(v) for v in those]
     labels = {k for y in (task.y_train, task.y_test) for k in y.unique().tolist()} if task.target == 'class' else {}
     if task.classes > 2 and len(z) and labels == {*range(1, task.classes)}: # one site may well have no class 0
         warn(f"no sample has the label 0, and all of 1..{task.classes - 1} occur; if they are counted from 1, "
@@ -645,7 +650,7 @@ def from_table(cls: Task,
     (whose,), people = encode([frame[owner].tolist()]) if owner is not None else ((None,), None)
     group = whose if whose is not None else _groups_of_targets(values, target)
     held = _hold_out("test", group, test, seed)
-    check_digits(frame[used + wanted*(target == "numbers")])
+    check_frame_digits(frame[used + wanted*(target == "numbers")])
     seen = inputs[(~held).numpy()]
     spread = seen.std(ddof=0)
     part = lambda v: (None, None) if v is None else (v[~held], v[held])

@@ -168,6 +168,11 @@ def test_bytes_and_floats_of_0_to_255_do_not_mix():
     assert normal.max() > 10 and task(normal, xt=test.byte()).mean is None # what a federation makes for itself
     task(train, xt=torch.full_like(test, torch.nan)), task(train.byte(), xt=test[:0], yt=DIGITS.y_test[:0])
 
+def test_data_are_doubted_though_earlier_ones_lay_in_their_place():
+    for _ in range(9): # of which one may well have the address of the one before
+        with pytest.warns(UserWarning, match='floats up to 255'):
+            Task('mine', levels(DIGITS.x_train), DIGITS.y_train, levels(DIGITS.x_test), DIGITS.y_test, classes=10)
+
 @pytest.mark.parametrize('how', [{}, dict(mean=(.5,), std=(.5,))])
 def test_floats_of_0_to_255_that_nothing_brings_down_are_doubted(how):
     train, test = (levels(x) for x in (DIGITS.x_train, DIGITS.x_test))

@@ -238,12 +238,21 @@ MINUTES = 1_700_000_000_000 + 60_000*np.arange(120) # Unix time in milliseconds
                                     1e-300*np.arange(120), 2**53 + np.arange(120)], ids=range(6))
 def test_a_column_whose_digits_float32_cannot_hold_is_named(wards, column):
     wards['time'] = column
-    with pytest.raises(ValueError, match=r"'time' needs more digits than float32 has.*- frame\['time'\].min\(\)"):
+    with pytest.raises(ValueError, match=r"'time'\] needs more digits than float32 has.*- frame\['time'\].min\(\)"):
         Task.from_table(wards, y='kind', x=['age', 'time'])
-    with pytest.raises(ValueError, match="'time' needs more digits"): Task.from_table(wards, y='time', target='numbers')
+    with pytest.raises(ValueError, match="'time'\\] needs"): Task.from_table(wards, y='time', target='numbers')
     Task.from_table(wards, y='time', x=['age'], target='class') # labels are numbered
     wards['time'] = (wards.time - wards.time.min())/np.ptp(wards.time)
     assert len(Task.from_table(wards, y='kind', x=['time']).x_train.unique()) == 96
+
+def test_arrays_whose_digits_float32_cannot_hold_are_named():
+    x, time = torch.randn(120, 2), torch.from_numpy(1.7e9 + np.arange(120.))
+    for y in (time, time.long()):
+        with pytest.raises(ValueError, match=r'y_train needs more digits .* \(y_train - y_train.min\(\)\)'):
+            Task('own', x, y, x, y, target='numbers')
+    both = torch.stack([x[:, 0].double(), time], 1)
+    with pytest.raises(ValueError, match=r'x_train\[:, 1\] needs more digits'): Task('own', both, x, both, x)
+    Task('own', both - both.min(0).values, time - time.min(), both, time) # what is tested need not vary
 
 EVEN = np.arange(120)
 @pytest.mark.parametrize('column', [2**40*(EVEN % 2), [2.**40]*120, 1990 + EVEN % 30, 1_700_000_000 + 86_400*EVEN,
