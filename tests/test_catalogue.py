@@ -1,17 +1,19 @@
 "The papers: every entry runs; results are files that survive kills, damage and company; the main job is an entry."
-import json, math, os, pickle, random, re, signal, subprocess, sys, time
+import io, json, math, os, pickle, random, re, signal, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
+from PIL import Image
 from fedlit.cli import main
 from fedlit.data import Crop, Flip, load, recipe
+from fedlit.figure import spectra
 from fedlit.ground.files import all_results, write_json, result, result_path
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
 from fedlit.papers.catalogue import entries, plan, reproduce, show, until_decided, verdicts
 from fedlit.papers.claims import Numbers, ahead, by_sign, evaluate, judge, ours, results, tally, verdict_view, within
 from fedlit.papers.collapse import committed_verdicts, main_job, note_main_job
-from fedlit.papers.drawings import rounds_figure, table
+from fedlit.papers.drawings import png_of, rounds_figure, small_picture, table
 from fedlit.papers.entries import (CATALOGUE, SCALES, Entry, compare_published, found_rows, judge_entries, looks, means,
                                    note_look, published_numbers, read_published, repeats, report_entry, row_name,
                                    select, stands_on, with_seeds, write_table)
@@ -1025,3 +1027,13 @@ def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, 
                  beside=lambda: write_table(compare_published(e, rows), tmp_path/'now.csv'))
     now, kept = pd.read_csv(write[name]()), pd.read_csv(result_path('digits')/f'{name}.csv')
     pd.testing.assert_frame_equal(now, kept) # fedlit report collapse --out results/digits
+
+def test_the_light_bands_of_several_curves_survive_in_a_small_picture():
+    def falls(by): return np.outer([.5, 1., 2.], 10.**(-by*np.arange(20)))
+    def drawn():
+        fig, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
+        spectra({f'alpha {i}': falls(.05*i) for i in (1, 2, 3, 4)}, ax=left, threshold=1e-2)
+        spectra({'FedAvg': falls(.2), '+ FedDecorr': falls(.1)}, ax=right, accent='+ FedDecorr')
+        return fig
+    def tinted(png): return (np.asarray(Image.open(io.BytesIO(png)).convert('RGB')).min(2) < 245).mean()
+    assert tinted(small_picture(drawn()).data) > .95*tinted(png_of(drawn(), 150))

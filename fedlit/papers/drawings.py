@@ -117,7 +117,7 @@ def small_picture(fig):
     small = io.BytesIO()
     dpi = min(150, 1640/fig.get_figwidth()) # twice the pixels of a page's column, however many panels
     image = Image.open(io.BytesIO(png_of(fig, dpi))).convert('RGB')
-    image = image.quantize(24, Image.Quantize.FASTOCTREE) # keeps the colour of a single thin line
+    image = image.quantize(48, Image.Quantize.FASTOCTREE) # keeps the colour of a single thin line
     image.save(small, 'png', optimize=True, dpi=(dpi, dpi))
     return Shown(small.getvalue())
 
