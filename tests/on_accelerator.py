@@ -17,7 +17,8 @@ from fedlit.ground.table import Table
 from fedlit.ground.tape import Tapes
 from fedlit.method import Method, overrides
 from fedlit.methods import (DP, DPSGD, DSFL, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDecomp, FedDF,
-                            FedDecorr, FedGSE, FedPara, FedPer, FedRep, HeteroFL, MOON, SCAFFOLD, Scaler)
+                            FedDecorr, FedGSE, FedMD, FedPara, FedPer, FedProto, FedRep, HeteroFL, MOON, SCAFFOLD,
+                            Scaler)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.participation import BySize, PowerOfChoice
@@ -179,6 +180,11 @@ def runs():
     for name, (method, kw) in RUNS.items():
         try: said[name] = same(*(ran(method, d, **run_options(kw)) for d in BOTH))
         except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
+    for m in (FedDF(steps=3), FedMD(transfer=1), DSFL(steps=3), FedProto()): # clients with one of two networks
+        nets = [build('mlp', task(), seed=k, hidden=(8 - 3*k,), features=6) for k in (0, 1)]*3
+        try: pairs = zip(*(ran(m, d, net=nets, proxy=PUBLIC).runs for d in BOTH))
+        except Exception as error: pairs, said[f'{m!r}, networks'] = (), dict(error=f'{type(error).__name__}: {error}')
+        said.update({f'{m!r}, network {i}': same(*both) for i, both in enumerate(pairs)})
     alone = ran(FedAvg(), 'dev')
     with torch.autocast('dev', torch.bfloat16), torch.no_grad():
         said["inside of the caller's autocast"] = same(alone, ran(FedAvg(), 'dev'))
