@@ -16,9 +16,9 @@ from fedlit.engine.guard import Guard
 from fedlit.ground.table import Table
 from fedlit.ground.tape import Tapes
 from fedlit.method import Method, overrides
-from fedlit.methods import (DP, DPSGD, DSFL, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDecomp, FedDF,
-                            FedDecorr, FedGSE, FedMD, FedPara, FedPer, FedProto, FedRep, HeteroFL, MOON, SCAFFOLD,
-                            Scaler)
+from fedlit.methods import (DP, DPSGD, DSFL, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDBE, FedDecomp,
+                            FedDF, FedDecorr, FedGSE, FedMD, FedPara, FedPer, FedProto, FedRep, HeteroFL, IFCA, MOON,
+                            SCAFFOLD, Scaler)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.participation import BySize, PowerOfChoice
@@ -272,6 +272,10 @@ def kept():
             read = Run.load(file, device=end)
             said[f'{begin} to {end}, loaded'] = dict(apart=apart(whole['cpu'].state, read.state),
                                                      at=next(read.model.parameters()).device.type)
+    for m in (IFCA(), FedDBE()): # the network depends on the server's memory
+        with tempfile.TemporaryDirectory() as folder:
+            run = ran(m, 'cpu', checkpoint=(file := Path(folder)/'run'))
+            said[repr(m)] = dict(apart=apart(run.state, Run.load(file, device='dev').state))
     return said
 
 # ---- how often the host waits ----
