@@ -116,7 +116,7 @@ def _begun(parts, checkpoint, team):
     files = _files(checkpoint, there[-1], len(parts)) if there else [None]*len(parts)
     for (f, who), file in zip(parts, files):
         sim, run = replace(f, checkpoint=file).begin(team, shared=False)
-        sim.federation, sim.meets, run.origin = replace(f, checkpoint=None), True, None
+        sim.federation, sim.meets, run.origin = replace(sim.federation, checkpoint=None), True, None
         if len(parts) > 1: check_method(f.method, run.state.personal, run.state.params)
         if sim.tests: sim.tests = [t if k in who else t[:0] for k, t in enumerate(sim.tests)]
         run.settings['tested'] = sum(len(t) > 0 for t in sim.tests or [])

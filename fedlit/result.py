@@ -34,7 +34,7 @@ from .parse import ParseError, classes, import_paths, method as parse
 from .scores import (SEEN, Tester, by_name, keep_tested, less_is_better, needs_samples,
                            own_samples, scores_of)
 from .server import deploy_network, network_for
-from .state import STATISTICS, TREES, State
+from .state import SENT, STATISTICS, TREES, State
 from .ground.table import Store, Table, pack, unpack
 from .ground.tree import flatten, leaves, rows, tmap, unflatten
 from .vocabulary import BETWEEN
@@ -511,8 +511,8 @@ def _check_size(tensors, state):
 def _check_use(run):
     "Apply the `use` hooks without memory first, to see how large a network they make."
     if not overrides(run.method, 'use'): return
-    bare = replace(run.state, **tmap(lambda v: v.to('meta'), dict(params=run.state.params, buffers=run.state.buffers,
-                                                                fixed=run.state.fixed)))
+    light = lambda v: v.to('meta' if v.dim() else 'cpu') # a single number goes with tensors anywhere
+    bare = replace(run.state, **tmap(light, {k: getattr(run.state, k) for k in (*SENT, 'fixed')}))
     _check_size(network_for(run.method, bare)[0].values(), run.state)
 
 def _network(spec, state):

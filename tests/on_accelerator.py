@@ -16,8 +16,9 @@ from fedlit.engine.guard import Guard
 from fedlit.ground.table import Table
 from fedlit.ground.tape import Tapes
 from fedlit.method import Method, overrides
-from fedlit.methods import (DP, DPSGD, DSFL, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDecomp, FedDF,
-                            FedDecorr, FedGSE, FedPara, FedPer, FedRep, HeteroFL, MOON, SCAFFOLD, Scaler)
+from fedlit.methods import (DP, DPSGD, DSFL, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDBE, FedDecomp,
+                            FedDF, FedDecorr, FedGSE, FedMD, FedPara, FedPer, FedProto, FedRep, HeteroFL, IFCA, MOON,
+                            SCAFFOLD, Scaler)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.participation import BySize, PowerOfChoice
@@ -179,6 +180,11 @@ def runs():
     for name, (method, kw) in RUNS.items():
         try: said[name] = same(*(ran(method, d, **run_options(kw)) for d in BOTH))
         except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
+    for m in (FedDF(steps=3), FedMD(transfer=1), DSFL(steps=3), FedProto()): # clients with one of two networks
+        nets = [build('mlp', task(), seed=k, hidden=(8 - 3*k,), features=6) for k in (0, 1)]*3
+        try: pairs = zip(*(ran(m, d, net=nets, proxy=PUBLIC).runs for d in BOTH))
+        except Exception as error: pairs, said[f'{m!r}, networks'] = (), dict(error=f'{type(error).__name__}: {error}')
+        said.update({f'{m!r}, network {i}': same(*both) for i, both in enumerate(pairs)})
     alone = ran(FedAvg(), 'dev')
     with torch.autocast('dev', torch.bfloat16), torch.no_grad():
         said["inside of the caller's autocast"] = same(alone, ran(FedAvg(), 'dev'))
@@ -266,6 +272,10 @@ def kept():
             read = Run.load(file, device=end)
             said[f'{begin} to {end}, loaded'] = dict(apart=apart(whole['cpu'].state, read.state),
                                                      at=next(read.model.parameters()).device.type)
+    for m in (IFCA(), FedDBE()): # the network depends on the server's memory
+        with tempfile.TemporaryDirectory() as folder:
+            run = ran(m, 'cpu', checkpoint=(file := Path(folder)/'run'))
+            said[repr(m)] = dict(apart=apart(run.state, Run.load(file, device='dev').state))
     return said
 
 # ---- how often the host waits ----

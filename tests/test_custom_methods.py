@@ -156,6 +156,17 @@ def test_an_importable_method_is_resumed_and_loaded(tmp_path):
     assert back.method == m and len(back.history) == 2
     assert all(torch.equal(back.state.params[k], v) for k, v in go(m, rounds=2).state.params.items())
 
+class Shifted(Method):
+    "Its network depends on what the server remembers: a vector, and a number."
+    def init(self, params): return params, dict(by=torch.ones_like(params['head.bias']), on=torch.tensor(1.)), {}
+    def use(self, params, server): return {**params, 'head.bias': params['head.bias'] + server['on']*server['by']}
+
+def test_a_network_that_depends_on_the_servers_memory_is_loaded(tmp_path):
+    run = go(Shifted(), rounds=1, checkpoint=tmp_path/'run')
+    back = Run.load(tmp_path/'run')
+    assert torch.equal(back.model.head.bias, run.model.head.bias)
+    assert not torch.equal(back.model.head.bias, run.state.params['head.bias'])
+
 def test_a_method_of_a_function_is_passed(tmp_path):
     class Local_(Method):
         mu: float = .01

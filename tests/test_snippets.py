@@ -1,7 +1,9 @@
 """What a reader copies: code between the paragraphs of pages and of README.md is run in an empty folder, commands are
 read by the parser and run for one round, and a cell needs no name that only a hidden cell defines."""
 import ast, builtins, contextlib, importlib, importlib.util, io, os, re, shlex, shutil, symtable, sys
+from functools import cache
 from pathlib import Path
+from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,6 +231,23 @@ def test_a_name_that_only_a_hidden_cell_defines_is_found():
 def test_a_cell_needs_no_name_that_is_hidden(page):
     "So a reader who copies the cells of a page, imports first, has what they need."
     assert not list(lacking(pages.read(page)['cells']))
+
+@cache
+def exported():
+    "Every name that a module of fedlit exports."
+    sources = (f.read_text(encoding='utf-8') for f in (ROOT/'fedlit').rglob('*.py'))
+    lists = (re.search(r'^__all__ = (\[.*?\])', source, re.S | re.M) for source in sources)
+    return {name for found in lists if found for name in ast.literal_eval(found[1])}
+
+@pytest.mark.parametrize('page', [p for p, text in TEXTS.items() if re.search('^ +```python', text, re.M)])
+def test_an_answer_names_what_its_page_or_fedlit_has(page):
+    "Code inside of a list is not run, so it outlived names that had changed."
+    cells = [''.join(c['source']) for c in pages.read(page)['cells'] if c['cell_type'] == 'code']
+    known = {*dir(builtins), 'torch', 'F', *exported(), *re.findall(r'\w+', '\n'.join(cells))}
+    for block in re.findall(r'^ +```python\n(.*?)^ +```', TEXTS[page], re.S | re.M):
+        now, later, defined = names(dedent(block))
+        known |= defined
+        assert not sorted((now | later) - known), block
 
 def test_a_program_and_the_command_beside_it_are_one_setting():
     from types import SimpleNamespace
