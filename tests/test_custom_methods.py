@@ -18,6 +18,7 @@ from fedlit.result import Run
 from fedlit.run import federate
 from fedlit import scores
 from fedlit.ground.fingerprint import form_of, agree, weight_of, describe
+from by_hand import classifier, classify, gap
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
@@ -439,3 +440,18 @@ def test_the_nearest_prototype_decides():
     for k in range(4):
         z = features_of(run.network(k), TASK.normalise(TASK.x_test))
         assert torch.equal(run.predict(TASK.x_test, client=k), torch.cdist(z, means).argmin(1))
+
+class Weighs(Method):
+    "Asks for no weights, and makes them of the steps."
+    times: float = 1.
+    def weigh(self, steps): return self.times*steps/steps.sum()
+
+class Passes(Method):
+    def combine(self, deltas, weights): return deltas, weights
+
+@pytest.mark.parametrize('more', [FedAvg(), Passes()])
+def test_weights_made_anew_stretch_a_step_and_no_statistics(more):
+    one, two = (classify(Weighs(times) + more, model=classifier(norm=True)) for times in (1., 2.))
+    first = dict(classifier(norm=True).named_parameters())
+    assert gap(one.buffers, two.buffers) < 1e-12
+    assert gap({k: v + 2*(one.params[k] - v) for k, v in first.items()}, two.params) < 1e-12
