@@ -403,7 +403,21 @@ def test_deploy_may_leave_out_what_the_network_does_not_see():
 def test_what_differs_in_shape_by_client_is_named():
     class Sends(Method):
         def done(self, client, data): return client, dict(labels=data[1])
-    with pytest.raises(TypeError, match=r'what `done` of Sends\(\) returns has another shape'): go(Sends())
+    with pytest.raises(TypeError, match=r'clients return uploads/Sends/labels of different shapes, \('): go(Sends())
+
+@pytest.mark.parametrize('executor', ['loop', 'threads'])
+@pytest.mark.parametrize('some', [0, 1])
+def test_names_that_only_some_clients_send_are_named(executor, some):
+    "Those that the first client lacked were lost in silence."
+    first = max(range(4), key=lambda k: len(CLIENTS[k])) # it has the most steps, and is trained first
+    class Sends(Method):
+        def done(self, client, delta, number):
+            return client, {'all': number, **({'some': number} if (int(number) == first) == bool(some) else {})}
+    class SendsOfData(Sends):
+        def done(self, client, delta, number, data): return super().done(client, delta, number)
+    for method in Sends(), SendsOfData():
+        with pytest.raises(TypeError, match='only some clients return uploads/Sends.*/some'):
+            go(method, executor=executor, threads=2)
 
 def test_a_memory_that_was_left_out_is_asked_for():
     class Forgets(Method):
