@@ -20,7 +20,7 @@ from .ground.stacks import masked_batchnorm, single, stacked
 from .local import Local, SGD
 from .method import Method, ask, asks_for, each_part, overrides, part_view, parts_with, replaces, through, wants
 from .state import OPTIMIZER, State, pure
-from .ground.tree import leaves, rows, sub, tmap
+from .ground.tree import join, leaves, rows, sub, tmap
 
 # %% ../nbs/09_cohort.ipynb #1ae7f355
 @dataclass(frozen=True)
@@ -307,11 +307,7 @@ def per_client(self:Cohort, hook, f, *step, **more):
         epochs, _ = self.sent.local.work(number, self.seeds[k], state.round)
         one, data = self.at(slice(k, k+1)), self.batches.data(k, epochs)
         with one.draws(hook, *step): each.append(one.apply(partial(f, data=data), **rows(more, slice(k, k+1))))
-    def together(*of):
-        if len(shapes := {tuple(v.shape[1:]) for v in of}) == 1: return torch.cat(of)
-        raise TypeError(f"what `{hook}` of {self.sent.method!r} returns has another shape at each client, "
-                        f"{' and '.join(map(str, sorted(shapes)[:2]))}; fill it up to one")
-    return tmap(together, *each)
+    return join(each)
 
 # %% ../nbs/09_cohort.ipynb #c73751a1
 WORK = 'params', 'velocity', 'buffers', 'loss' # what a step writes

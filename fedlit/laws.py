@@ -565,7 +565,8 @@ def _unnamed(method, world):
 
 # %% ../nbs/laws.ipynb #e61f7a24
 def _tied(method, world):
-    "Does the order not matter among two participants more, so that it decided a tie?"
+    "Is each client's turn drawn, or does the order not matter among two participants more, so that it decided a tie?"
+    if who := _draws(method, world, {*HOOKS} - {'merge'}): return f'{who}, perhaps for one client after another'
     def data(r): return {k: torch.cat([v, world.data(r + 1)[k][:2]]) for k, v in world.data(r).items()}
     wide = replace(world, data=data, sizes=torch.cat([world.sizes, world.sizes[:2]]), kept={})
     apart = gap(train(method, wide), train(method, _reversed(wide)))
@@ -642,7 +643,8 @@ def _as_one(method, world, what, said, meant=()):
 # %% ../nbs/laws.ipynb #43f33226
 def equal(method, world):
     "Equal clients give that client's step."
-    return _as_one(method, world, 'params', 'step', ('send', 'combine', 'merge'))[0]
+    sent = ['weigh']*asks_for(method, 'weigh', 'uploads') # of what clients sent, weights may make a longer step
+    return _as_one(method, world, 'params', 'step', (*sent, 'send', 'combine', 'merge'))[0]
 
 def statistics(method, world):
     "Running statistics move, and equal clients give that client's."

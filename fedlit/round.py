@@ -20,7 +20,7 @@ from .engine.replay import ReplayedCohort
 from .ground.stacks import single, stacked
 from .server import aggregate, recompute
 from .state import State, modes_kept
-from .ground.tree import rows, tmap
+from .ground.tree import join, rows
 
 # %% ../nbs/12_round.ipynb #48684b52
 EXECUTORS = dict(loop=single, threads=single, vmap=stacked, extract=single)
@@ -109,7 +109,7 @@ def in_order(
     order, # list of the clients' positions, cohort after cohort
 ):
     "The results of the cohorts as one stack, with the `i`-th client's results in row `order[i]`."
-    joined = outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
+    joined = join(outs)
     back = torch.tensor(order).argsort().tolist()
     return joined if back == sorted(back) else rows(joined, back)
 

@@ -49,7 +49,7 @@ from .server import aggregate, client_sums, ended_in, network_for, recompute
 from .setting import Setting, parts_of, plain as in_words
 from .state import OPTIMIZER, pure, split_state, start
 from .ground.tape import Tapes, no_compiler
-from .ground.tree import rows, tmap, to_host
+from .ground.tree import join, rows, tmap, to_host
 from .vocabulary import STEP
 
 # %% ../nbs/19_run.ipynb #32432558
@@ -552,7 +552,7 @@ def collect(self:Simulation, state, arrivals): # arrivals: those of this round
     for r in starts:
         out = yield [k for k, b in zip(arrivals.who, arrivals.began) if b == r], state.sent_in(r)
         outs.append(out if starts == [state.round] else dict(out, began=torch.full_like(out['who'], r)))
-    return outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
+    return join(outs)
 
 # %% ../nbs/19_run.ipynb #losscel1
 @patch

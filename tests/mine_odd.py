@@ -101,3 +101,17 @@ class Smooth(Method):
     def merge(self, delta, server, params):
         return delta, {k: v/2 + (params[k] + delta[k] if k in delta else params[k])/2 for k, v in server.items()}
     def deploy(self, params, server): return {**params, **server}
+
+@asked_by('equal')
+class Cautious(Method):
+    "Clients that went far step less far, as in q-FedAvg."
+    def done(self, client, delta): return client, dict(far=sum(v.square().sum() for v in delta.values()))
+    def weigh(self, weights, uploads): return weights/(1 + uploads['far'])
+
+@asked_by('order')
+class Hops(Method):
+    "Networks hop from client to client, as in FedSkip."
+    def keep(self, name): return True
+    def merge(self, delta, server, trained, participants):
+        to = torch.randperm(participants)
+        return delta, server, {k: v[to] for k, v in trained.items()}

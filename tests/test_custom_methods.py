@@ -18,6 +18,7 @@ from fedlit.result import Run
 from fedlit.run import federate
 from fedlit import scores
 from fedlit.ground.fingerprint import form_of, agree, weight_of, describe
+from by_hand import classifier, classify, gap
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
@@ -413,7 +414,21 @@ def test_deploy_may_leave_out_what_the_network_does_not_see():
 def test_what_differs_in_shape_by_client_is_named():
     class Sends(Method):
         def done(self, client, data): return client, dict(labels=data[1])
-    with pytest.raises(TypeError, match=r'what `done` of Sends\(\) returns has another shape'): go(Sends())
+    with pytest.raises(TypeError, match=r'clients return uploads/Sends/labels of different shapes, \('): go(Sends())
+
+@pytest.mark.parametrize('executor', ['loop', 'threads'])
+@pytest.mark.parametrize('some', [0, 1])
+def test_names_that_only_some_clients_send_are_named(executor, some):
+    "Those that the first client lacked were lost in silence."
+    first = max(range(4), key=lambda k: len(CLIENTS[k])) # it has the most steps, and is trained first
+    class Sends(Method):
+        def done(self, client, delta, number):
+            return client, {'all': number, **({'some': number} if (int(number) == first) == bool(some) else {})}
+    class SendsOfData(Sends):
+        def done(self, client, delta, number, data): return super().done(client, delta, number)
+    for method in Sends(), SendsOfData():
+        with pytest.raises(TypeError, match='only some clients return uploads/Sends.*/some'):
+            go(method, executor=executor, threads=2)
 
 def test_a_memory_that_was_left_out_is_asked_for():
     class Forgets(Method):
@@ -450,3 +465,18 @@ def test_the_nearest_prototype_decides():
     for k in range(4):
         z = features_of(run.network(k), TASK.normalise(TASK.x_test))
         assert torch.equal(run.predict(TASK.x_test, client=k), torch.cdist(z, means).argmin(1))
+
+class Weighs(Method):
+    "Asks for no weights, and makes them of the steps."
+    times: float = 1.
+    def weigh(self, steps): return self.times*steps/steps.sum()
+
+class Passes(Method):
+    def combine(self, deltas, weights): return deltas, weights
+
+@pytest.mark.parametrize('more', [FedAvg(), Passes()])
+def test_weights_made_anew_stretch_a_step_and_no_statistics(more):
+    one, two = (classify(Weighs(times) + more, model=classifier(norm=True)) for times in (1., 2.))
+    first = dict(classifier(norm=True).named_parameters())
+    assert gap(one.buffers, two.buffers) < 1e-12
+    assert gap({k: v + 2*(one.params[k] - v) for k, v in first.items()}, two.params) < 1e-12

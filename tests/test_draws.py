@@ -3,10 +3,11 @@ import hashlib, json, lzma
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch import nn
+from torch.func import vmap
 from fedlit.batches import plan, batches_of
 from fedlit import laws
 from fedlit.data import load, Crop, Flip
-from fedlit.ground.draws import rng, seed_of, _words
+from fedlit.ground.draws import Seeded, rng, seed_of, _words
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecomp, FedPara, HeteroFL
 from fedlit.models import Net, build, wrap
@@ -91,6 +92,17 @@ def test_noise_in_hooks_is_the_same_everywhere(executor):
     m, plain = Noisy(), build('mlp', TASK, seed=0)
     a = twice(executor, m, plain)
     assert far(a, go('loop', m, plain)) < 1e-5 and far(a, go('loop', FedAvg(), plain)) > 1e-3
+
+@pytest.mark.parametrize('draw', [
+    lambda g: torch.randint(9, (3,), generator=g), lambda g: torch.randint(2, 9, (), generator=g).expand(3),
+    lambda g: torch.normal(0., 1., (3,), generator=g), lambda g: torch.rand(3, generator=g)])
+def test_a_shape_to_draw_may_stand_behind_other_arguments(draw):
+    who, x, gen = [('step', 0, 7, k, 0) for k in range(3)], torch.zeros(3, 3), torch.Generator()
+    def alone(k):
+        with Seeded(who[k]): return x[k] + draw(gen)
+    with Seeded(*who, stacked=True): together = vmap(lambda x: x + draw(gen), randomness='different')(x)
+    assert torch.equal(together, torch.stack([alone(k) for k in range(3)]))
+    assert not torch.equal(together[0], together[1])
 
 @pytest.mark.parametrize('method, model', [(FedAvg(), net()), (Noisy(), build('mlp', TASK, seed=0))],
                          ids=['dropout', 'noise'])

@@ -116,17 +116,18 @@ class Seeded(Dispatch):
 # %% ../../nbs/ground/draws.ipynb #b013cec6
 @patch
 def _each(self:Seeded, op, args, kwargs, seeds):
-    K, first = len(seeds), op._schema.arguments[0]
-    sized = first.name == 'size' and args[0][:1] == [K]
+    K, names = len(seeds), [a.name for a in op._schema.arguments]
+    at = names.index('size') if 'size' in names else 0
+    sized = names[at] == 'size' and args[at][:1] == [K]
     if not sized and not (args and isinstance(args[0], torch.Tensor) and len(args[0]) == K):
-        raise NotImplementedError(f"{op} draws for all clients of a stack at once; "
-                                  "train them one by one, with executor='loop' or 'threads'")
+        raise NotImplementedError(f"{op} draws for all clients of a stack at once; train them one by one, with "
+                                  "executor='loop' or 'threads', or order by torch.rand(n).argsort()")
     mine = lambda v, k: v[k] if isinstance(v, torch.Tensor) and v.dim() and len(v) == K else v
     own, outs = _own_generator(args, kwargs), []
     begin = own.get_state() if own else None
     for k, s in enumerate(seeds):
         if own: own.set_state(begin)
-        outs.append(_draw(op, [a[1:] if sized and not i else mine(a, k) for i, a in enumerate(args)],
+        outs.append(_draw(op, [a[1:] if sized and i == at else mine(a, k) for i, a in enumerate(args)],
                            {n: mine(a, k) for n, a in kwargs.items()}, s))
     if op._schema.is_mutable: return args[0]
     return tuple(map(torch.stack, zip(*outs))) if isinstance(outs[0], tuple) else torch.stack(outs)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['tmap', 'sub', 'zeros', 'leaves', 'sqnorm', 'rows', 'put', 'stack', 'average', 'to_host', 'doubles', 'finest',
-           'flatten', 'unflatten']
+           'flatten', 'unflatten', 'join']
 
 # %% ../../nbs/ground/tree.ipynb #cc4340cc
 import re, torch
@@ -110,3 +110,17 @@ def unflatten(flat): # name with slashes -> tensor
         for k in path: node = node.setdefault(k, {})
         if last: node[last] = v
     return tree
+
+# %% ../../nbs/ground/tree.ipynb #9c7334af
+def join(trees): # list of stacked trees, of some clients each
+    "The clients of all trees in one stack; a TypeError names a tensor that only some have, or in different shapes."
+    if len(trees) == 1: return trees[0]
+    flat = [flatten(t) for t in trees]
+    for k in dict.fromkeys(k for t in flat for k in t if not k.endswith('/')):
+        shapes = {tuple(t[k].shape[1:]) for t in flat if k in t}
+        if not all(k in t for t in flat):
+            raise TypeError(f"only some clients return {k}; return it from all, for instance as zeros")
+        if len(shapes) > 1:
+            said = ' and '.join(map(str, sorted(shapes)[:2]))
+            raise TypeError(f"clients return {k} of different shapes, {said}; fill it up to one")
+    return tmap(lambda *v: torch.cat(v), *trees)
