@@ -1,5 +1,5 @@
 "Files: killed at each step of writing, every byte changed, cut anywhere, a full disk, archives and downloads that lie."
-import io, itertools, json, os, signal, subprocess, sys, tarfile, warnings, zipfile
+import io, itertools, json, os, signal, subprocess, sys, tarfile, traceback, warnings, zipfile
 from pathlib import Path
 import pytest, torch
 from bench.pack import pack
@@ -37,12 +37,14 @@ def parts(folder): return [f.name for f in folder.iterdir() if f.name.endswith('
 # ---- killed ----
 
 def forked(work):
-    "Do `work` in a process of its own; how that ended."
+    "Do `work` in a process of its own, whose memory and clock begin here; how that ended."
     if pid := os.fork(): return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     try:
         work()
         os._exit(0)
-    except BaseException: os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 STEP = [lambda half: None] # what a doomed process does before each step
 
