@@ -390,5 +390,11 @@ def test_a_packed_folder_packs_again_to_the_same_bytes_and_loses_nothing(tmp_pat
     assert result(tmp_path/'runs'/'3.json') == dict(seed=3, accuracy=.3333333, setting=dict(lr=.1+.2))
     with pytest.raises(ValueError, match='no results in'): pack(tmp_path/'none')
 
+def test_a_folder_that_is_packed_again_within_a_tick_of_the_clock_is_read_again(tmp_path):
+    for accuracy in (.25, .5):
+        write_json(tmp_path/'runs'/'1.json', dict(accuracy=accuracy))
+        os.utime(pack(tmp_path/'runs'), ns=(0, 0))
+        assert result(tmp_path/'runs'/'1.json') == dict(accuracy=accuracy)
+
 def test_a_folder_is_not_written_over(tmp_path):
     with pytest.raises(IsADirectoryError, match='is a folder; name a file in it'): write_file(tmp_path, b'')
