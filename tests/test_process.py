@@ -143,6 +143,7 @@ MEMORY = '''if True:
             z = self.a(x.flatten(1)).relu()
             return z, self.b(z)
     small = build('mlp', task, seed=0)
+    gc.disable() # it would come at another moment in every version of Python
     federate(small, task, clients, FedAvg(), 1, **kw)
     before = own()
     for run in federating(small, task, clients, FedAvg(), 2, **kw): mine = torch.ones(100_000_000)
@@ -157,7 +158,7 @@ MEMORY = '''if True:
 def test_memory_goes_back_when_a_run_is_forgotten():
     out = subprocess.run([sys.executable, '-c', MEMORY], capture_output=True, text=True, check=True).stdout
     there, left = map(float, out.split())
-    assert there > 450 and left < 60, out       # MiB
+    assert there > 450 and left < 30, out       # MiB
 
 def test_networks_that_are_built_in_two_threads_are_those_of_their_seeds():
     alone, built = [build('mlp', TASK, seed=s).state_dict() for s in (0, 1)], [[], []]
