@@ -1,9 +1,10 @@
 "Small federations that the tests share: fixed batches, ragged clients, a network with BatchNorm."
 import importlib.util, os, shutil, subprocess, sys, zlib
 os.environ.setdefault('KINETO_LOG_LEVEL', '99') # torch 2.15 otherwise reports every profile, and that there is no GPU
+os.environ['COLUMNS'] = '80' # as wide as argparse writes its help, whatever the terminal
 from pathlib import Path
 import matplotlib, pytest, torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from fedlit.method import Method
 from fedlit.papers.entries import CATALOGUE
 from fedlit.parse import methods_by_name
@@ -12,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 # tests on data sets that are not there are skipped
 DATA = Path(os.environ.get('FEDLIT_DATA', ROOT/'data'))
-# the same cases in every run; HYPOTHESIS_PROFILE=default looks for new ones
-settings.register_profile('steady', derandomize=True)
+# the same cases in every run, however slow the machine is; HYPOTHESIS_PROFILE=default looks for new ones
+settings.register_profile('steady', derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'steady'))
 
 matplotlib.use('Agg')
@@ -37,6 +38,7 @@ MANY = 40
 
 def git(*words):
     "What git says, line by line; nothing where it cannot."
+    if not shutil.which('git'): return []
     said = subprocess.run(['git', *words], cwd=ROOT, capture_output=True, text=True)
     return [] if said.returncode else said.stdout.split('\n')
 

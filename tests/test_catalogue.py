@@ -192,15 +192,15 @@ def test_killed_at_any_moment_it_ends_as_if_never_stopped(tmp_path):
     calm, wild = tmp_path/'calm', tmp_path/'wild'
     began = time.monotonic()
     os.waitpid(alone(lambda: finish(calm)), 0)
-    whole, rng, kills = time.monotonic() - began, random.Random(0), 0
-    for _ in range(KILLS):
+    longest, rng, kills = (time.monotonic() - began)/4, random.Random(0), 0
+    while kills < KILLS:
         pid = alone(lambda: finish(wild))
-        time.sleep(rng.uniform(0, whole/4))
+        time.sleep(rng.uniform(0, longest))
         os.kill(pid, signal.SIGKILL)
-        kills += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        if os.WIFSIGNALED(os.waitpid(pid, 0)[1]): kills += 1
+        else: longest /= 2 # it is faster than it was
         # killed after the end: begin again from the last checkpoint
         for f in (wild/'final.safetensors', wild/address(ROBUST)): f.unlink(missing_ok=True)
-    assert kills > KILLS/2
     os.waitpid(alone(lambda: finish(wild)), 0)
     a, b = (Run.load(d/'final.safetensors') for d in (calm, wild))
     clock = ['seconds', 'peak_mb']

@@ -252,9 +252,13 @@ def test_a_repeated_run_is_recorded_as_it_was(tmp_path):
 def test_a_log_survives_a_kill(tmp_path, capsys):
     log, files = tmp_path/'log.csv', ['--log-csv', str(tmp_path/'log.csv'), '--checkpoint', str(tmp_path/'run')]
     dying = subprocess.Popen([sys.executable, '-m', 'fedlit', *RUN, '--rounds', '100000', *files])
-    while not log.exists() or len(pd.read_csv(log)) < 3: time.sleep(.05)
-    dying.kill()
-    dying.wait()
+    try:
+        while not log.exists() or len(pd.read_csv(log)) < 3:
+            assert dying.poll() is None
+            time.sleep(.05)
+    finally:
+        dying.kill()
+        dying.wait()
     n = int(pd.read_csv(log)['round'].iloc[-1])
     main([*RUN, '--rounds', str(n + 2), *files])
     assert pd.read_csv(log)['round'].tolist() == list(range(1, n + 3))

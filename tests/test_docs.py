@@ -504,6 +504,7 @@ def browsed(test): return built(conftest.browsed(test))
 @pytest.fixture(scope='module')
 def tab(browser):
     page = browser.new_context(offline=True, viewport=dict(width=1280, height=900)).new_page()
+    page.set_default_timeout(300_000) # only a fault takes that long, on any machine
     page.faults = []
     page.on('console', lambda m: page.faults.append((page.url, m.text)) if m.type in ('error', 'warning') else None)
     page.on('pageerror', lambda e: page.faults.append((page.url, str(e))))
@@ -516,6 +517,11 @@ def show(tab, name, width=1280, height=900):
     "Open a page of the site in a window of this size."
     tab.set_viewport_size(dict(width=width, height=height))
     tab.goto((SITE/f'{name}.html').as_uri())
+
+def let_fade(tab):
+    "Wait until colours that furo fades are what they will be."
+    tab.evaluate("""() => Promise.allSettled(
+        document.getAnimations().filter(a => a instanceof CSSTransition).map(a => a.finished))""")
 
 LOOK = """async () => { await (window.MathJax && MathJax.startup ? MathJax.startup.promise : null);
     const wide = [...document.querySelectorAll('.content *')].filter(e =>
@@ -581,9 +587,9 @@ def test_search_finds_the_right_page_first(tab, asked):
     show(tab, 'index')
     tab.fill('.sidebar-search', asked)
     tab.press('.sidebar-search', 'Enter')
-    tab.wait_for_selector('#search-results li a', timeout=20_000)
+    tab.wait_for_selector('#search-results li a')
     tab.wait_for_function("document.querySelector('#search-results .search-summary')"
-                          "?.textContent.includes('matching')", timeout=20_000)
+                          "?.textContent.includes('matching')")
     hits = [h.split('?')[0].split('#')[0].removesuffix('.html') for h in
             tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')]
     assert hits[0] in FOUND[asked].split('|'), hits[:5]
@@ -663,7 +669,6 @@ def test_every_figure_of_the_papers_has_a_line_with_its_verdict(site):
 @pytest.mark.parametrize('width', [1280, 375])
 def test_the_verdict_is_always_on_screen_and_a_heading_sorts(tab, width):
     show(tab, 'papers/results', width)
-    tab.wait_for_timeout(300)
     boxes = '.sortable tbody tr > td:last-child'
     shown = lambda: tab.eval_on_selector_all(boxes, """es => es.slice(0, 5).every(e => {
         const r = e.getBoundingClientRect(); return r.left >= 0 && r.right <= innerWidth && r.width > 50 })""")
@@ -701,7 +706,7 @@ def test_a_link_to_a_page_says_what_it_is():
 def test_text_stands_out_and_figures_lie_on_white_in(tab, scheme):
     tab.emulate_media(color_scheme=scheme)
     show(tab, 'methods/feddecorr')
-    tab.wait_for_timeout(500)      # furo fades its colours
+    let_fade(tab)
     light = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
     style = lambda sel, key: tab.eval_on_selector(sel, f'e => getComputedStyle(e).{key}')
     assert abs(light(style('article p', 'color')) - light(style('body', 'backgroundColor'))) > .6
@@ -714,7 +719,7 @@ def test_the_first_screen_moves(tab):
     tab.emulate_media(color_scheme='light', reduced_motion='reduce')
     show(tab, 'index')
     said, curve = lambda: tab.inner_text('.fedlit-moving .said'), lambda: tab.get_attribute('.curves > .average', 'd')
-    settled = lambda words: tab.wait_for_function(
+    settled = lambda words: tab.wait_for_function( # said and curve are set together
         "words => document.querySelector('.fedlit-moving .said').textContent.startsWith(words)", arg=words)
     settled('alpha = 0.05:')
     uneven = curve()
@@ -728,7 +733,6 @@ def test_the_first_screen_moves(tab):
     settled('alpha = 0.05:')
     tab.check('.fedlit-moving input[type=checkbox]')
     settled('alpha = 0.05, with FedDecorr:')
-    tab.wait_for_timeout(100)
     assert height(curve()) < height(uneven) and 'directions' in said()
     assert tab.eval_on_selector_all('.doors a', 'es => es.length') == 3
     low = lambda s: tab.eval_on_selector(s, 'e => e.getBoundingClientRect().bottom + window.scrollY')
@@ -778,7 +782,7 @@ PORTRAIT = """() => [...document.querySelectorAll('svg.portrait')].map(s => {
 def test_portraits_can_be_read(tab, width, scheme, page, many):
     tab.emulate_media(color_scheme=scheme)
     show(tab, page, width)
-    tab.wait_for_timeout(500)
+    let_fade(tab)
     lightness = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
     ground = lightness(tab.eval_on_selector('body', 'e => getComputedStyle(e).backgroundColor'))
     found = tab.evaluate(PORTRAIT)

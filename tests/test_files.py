@@ -1,5 +1,5 @@
 "Files: killed at each step of writing, every byte changed, cut anywhere, a full disk, archives and downloads that lie."
-import io, itertools, json, os, signal, subprocess, sys, tarfile, warnings, zipfile
+import io, itertools, json, os, signal, subprocess, sys, tarfile, traceback, warnings, zipfile
 from pathlib import Path
 import pytest, torch
 from bench.pack import pack
@@ -37,12 +37,14 @@ def parts(folder): return [f.name for f in folder.iterdir() if f.name.endswith('
 # ---- killed ----
 
 def forked(work):
-    "Do `work` in a process of its own; how that ended."
+    "Do `work` in a process of its own, whose memory and clock begin here; how that ended."
     if pid := os.fork(): return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     try:
         work()
         os._exit(0)
-    except BaseException: os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 STEP = [lambda half: None] # what a doomed process does before each step
 
@@ -387,6 +389,12 @@ def test_a_packed_folder_packs_again_to_the_same_bytes_and_loses_nothing(tmp_pat
     assert pack(tmp_path/'runs').read_bytes() == first
     assert result(tmp_path/'runs'/'3.json') == dict(seed=3, accuracy=.3333333, setting=dict(lr=.1+.2))
     with pytest.raises(ValueError, match='no results in'): pack(tmp_path/'none')
+
+def test_a_folder_that_is_packed_again_within_a_tick_of_the_clock_is_read_again(tmp_path):
+    for accuracy in (.25, .5):
+        write_json(tmp_path/'runs'/'1.json', dict(accuracy=accuracy))
+        os.utime(pack(tmp_path/'runs'), ns=(0, 0))
+        assert result(tmp_path/'runs'/'1.json') == dict(accuracy=accuracy)
 
 def test_a_folder_is_not_written_over(tmp_path):
     with pytest.raises(IsADirectoryError, match='is a folder; name a file in it'): write_file(tmp_path, b'')

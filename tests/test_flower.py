@@ -627,6 +627,7 @@ def test_a_server_that_restarts_tells_the_sites_and_says_what_they_lose(home, tm
 
 def at_site(config, node, kind='query', content=None):
     "What a site answers."
+    ff.Rehearsal(None, config, []) # tells Flower whose messages these are
     context = Context(1, 2, node, RecordDict(), config)
     return ff.client_app()(Message(content or RecordDict(), 2, kind, ttl=10., group_id='1'), context)
 
@@ -639,13 +640,13 @@ def test_a_run_config_cannot_make_a_site_read_another_folder(home):
                                          ({'local.epochs': 10**12}, 'the batches of a round of'),
                                          ({'model.features': 10**13}, 'a network of')])
 def test_a_run_config_cannot_ask_for_more_memory_than_the_site_allows(home, change, line):
-    config, peak = {**home[2], **change}, time.monotonic()
+    config, began = {**home[2], **change}, time.process_time()
     with pytest.raises(ValueError, match=f'asks for {line} .* GB, .* but this site allows'):
         ff.read_plan(config, allowed=(50, 10**9))
     own = {'partition-id': 0, 'folder': str(Path(home[2]['sites'])/'0'), 'memory': .5}
     asked = RecordDict({'round': ConfigRecord(dict(round=0, accepted=0))})
     with pytest.raises(ValueError, match='but this site allows 0.5 GB'): at_site(config, own, 'train', asked)
-    assert time.monotonic() - peak < 60
+    assert time.process_time() - began < 60
 
 def test_ordinary_networks_are_counted_without_being_made(home):
     for name, shape in (('mlp', (1, 8, 8)), ('moon_cnn', (3, 32, 32)), ('resnet20', (3, 32, 32))):
@@ -897,7 +898,7 @@ def test_flwr_run_on_the_simulation_engine(tmp_path):
                                     {'clients': 10**9, 'local.epochs': 'Between(1, 3)'},
                                     {'rounds': 10**9, 'local.lr': 'Decay(.1, .99)'}, {'model.hidden': str((8,)*10**4)}])
 def test_a_run_config_cannot_keep_a_site_busy(home, change):
-    began = time.perf_counter()
+    began = time.process_time()
     try: ff.read_plan({**home[2], 'model.name': 'mlp', **change}, allowed=(100, 5e8))
     except ValueError as e: assert 'layers' in str(e)
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30

@@ -190,14 +190,13 @@ def test_a_small_file_asks_for_little_memory(tmp_path, good):
         factors=({**tensors, **wide}, {**header, 'method': 'FedPara()', 'order': [*header['order'], *wide]}))
     for name, (held, told) in bombs.items(): write_tensors(tmp_path/f'{name}.st', held, told)
     def cramped():
-        import resource, time
-        began = time.monotonic()
+        import resource
         for name in bombs:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             assert 'that fedlit can read' in outcome(tmp_path/f'{name}.st'), name
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)/1024
             assert grown < 300, (name, grown)
-        assert time.monotonic() - began < 60
+        assert time.process_time() < 60
     assert forked(cramped) == 0
 
 def test_the_good_file_is_good(tmp_path, good):
@@ -205,8 +204,8 @@ def test_the_good_file_is_good(tmp_path, good):
     assert outcome(tmp_path/'good.st') == '' and re.fullmatch('MOON.*|FedPer.*', good[0]['method'])
 
 def test_a_network_of_countless_layers_is_not_begun(tmp_path):
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ValueError, match='more than 10000 layers'), modest():
         build('resnet18', TASK, seed=0, depths=(10**9, 1, 1, 1))
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30
     with modest(): build('mlp', TASK, seed=0)

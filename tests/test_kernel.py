@@ -11,7 +11,7 @@ READER = "import matplotlib.pyplot as plt\nplt.plot([1, 2])"   # what a reader m
 def ran(cells, folder):
     "The cells after a kernel has run them."
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    return nbclient.NotebookClient(nb, timeout=900, kernel_name='python3',
+    return nbclient.NotebookClient(nb, timeout=900, startup_timeout=900, kernel_name='python3',
                                    resources={'metadata': {'path': str(folder)}}).execute().cells
 
 def pictures(cell): return sum(bool({'image/png', 'image/svg+xml'} & o.get('data', {}).keys()) for o in cell.outputs)

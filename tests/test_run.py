@@ -160,6 +160,17 @@ def test_memory_is_held_and_given_back():
     (free, _), (held, after) = freed(False), freed(True)
     assert max(free, after) < 20e6 and held > 35e6
 
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='elsewhere the system counts by itself')
+def test_the_peak_of_a_process_is_not_that_of_who_started_it():
+    code = """if True:
+        import subprocess, sys
+        large = b'1'*10**9
+        asks = "from fedlit.ground.memory import peak_mb; print(peak_mb('cpu'))"
+        subprocess.run([sys.executable, '-c', asks], check=True)
+    """
+    said = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+    assert 10 < float(said) < 900
+
 def test_a_checkpoint_with_more_rounds_than_were_asked_for_says_so(tmp_path):
     file = tmp_path/'c.safetensors'
     whole = federate(net(), TASK, CLIENTS, FedAvg(), rounds=3, checkpoint=file, **FAST)

@@ -275,6 +275,7 @@ class _Writer(Pickler):
         self.foreign = False # is there code that is neither Python's own nor a library's?
         try: self.dump(v)
         except Exception: self.failed = True # too large, too deep, or impossible to pickle
+        self.clear_memo() # of all that was seen: a pickler that writes to itself waits for the garbage collector
     def write(self, data):
         data = PickleBuffer(data).raw()[:_MUCH]
         self.sum, self.size = zlib.crc32(data, self.sum), self.size + len(data)

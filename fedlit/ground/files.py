@@ -244,7 +244,9 @@ def _lines(path, stamp):
     return known
 
 def _packed_lines(folder):
-    try: return _lines(pack_of(folder), pack_of(folder).stat().st_mtime_ns)
+    try:
+        there = pack_of(folder).stat()
+        return _lines(pack_of(folder), (there.st_mtime_ns, there.st_size, there.st_ino)) # times may be coarse
     except FileNotFoundError: return {}
 
 # %% ../../nbs/ground/files.ipynb #fl30632b

@@ -78,6 +78,9 @@ def peak_mb(device):
         peak = torch.cuda.max_memory_allocated(device)/1e6
         torch.cuda.reset_peak_memory_stats(device)
         return peak
+    try:
+        with open('/proc/self/status') as f: return int(next(l for l in f if l.startswith('VmHWM')).split()[1])/1e3
+    except (OSError, StopIteration): pass # on Linux, `ru_maxrss` begins with the size of whoever started the process
     try: import resource
     except ImportError: return float('nan') # not on Windows
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/(1e3 if platform.system() != 'Darwin' else 1e6)

@@ -19,7 +19,7 @@ from .messages import warn
 # %% ../../nbs/ground/readers.ipynb #62ce9b80
 @cache
 def _sources(name): # file -> (SHA-256, address or "") of a data set; an archive is the first of its files
-    with files("fedlit").joinpath("sources.csv").open() as f:
+    with files("fedlit").joinpath("sources.csv").open(encoding="utf-8") as f:
         return {r["file"]: (r["sha256"], r["url"]) for r in csv.DictReader(f) if r["data"] == name}
 
 def _unpack_source(name, root, top): # the archive's folder below `root`, fetched and unpacked if it is not there
@@ -158,7 +158,7 @@ def _pictures(path): # the pictures of a class; an error if there are none
     raise ValueError(f"{path} has no pictures (.jpg, .jpeg or .png); remove the class or put some there")
 
 def _lines(path): # the lines of a list of files, numbered from 1; an error if there are none
-    try: lines = [(n, line) for n, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+    try: lines = [(n, line) for n, line in enumerate(path.read_text("utf-8").splitlines(), 1) if line.strip()]
     except UnicodeDecodeError: raise ValueError(f"{path} is no text, and so no list of pictures") from None
     if not lines: raise ValueError(f"{path} is empty; it must list pictures and their classes")
     return lines
@@ -251,7 +251,7 @@ def _leaf_part(name, folder): # -> samples, labels and users, a list each
                                  f"data/{name}/data/train/*.json and test/*.json, below LEAF's own folder")
     xs, ys, users = [], [], []
     for file in files:
-        with guard_file(file): said = json.loads(file.read_text())
+        with guard_file(file): said = json.loads(file.read_text("utf-8"))
         for user in said["users"]:
             own = said["user_data"][user]
             xs, ys, users = xs + own["x"], ys + own["y"], users + [user]*len(own["y"])

@@ -32,9 +32,11 @@ def free_memory():
         with open('/proc/meminfo') as f:
             free = next(int(l.split()[1])*1024 for l in f if l.startswith('MemAvailable'))
     except OSError: return 8*2**30
-    try: limit, used = (open(f'/sys/fs/cgroup/memory.{k}').read().strip() for k in ('max', 'current'))
+    try: limit, used, of = (open(f'/sys/fs/cgroup/memory.{k}').read().strip() for k in ('max', 'current', 'stat'))
     except OSError: return free
-    return free if limit == 'max' else max(0, min(free, int(limit)-int(used)))
+    if limit == 'max': return free
+    files = sum(int(l.split()[1]) for l in of.splitlines() if l.startswith(('active_file ', 'inactive_file ')))
+    return max(0, min(free, int(limit) - int(used) + files))
 
 def memory_budget():
     "Bytes of memory that a table's rows may take: FEDLIT_MEMORY if it is set, else half of `free_memory()`."
