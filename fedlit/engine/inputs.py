@@ -19,7 +19,7 @@ from types import FunctionType, GeneratorType, ModuleType
 from traceback import walk_stack
 from ..data import check_augment, in_words
 from ..ground.draws import hold_draws, keep_generators
-from ..ground.files import is_stream
+from ..ground.files import is_stream, refuse_link
 from ..ground.fingerprint import LIBRARIES, checksum, held_values
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
@@ -353,6 +353,7 @@ def writable(
     if is_stream(file) and os.access(file, os.W_OK): return path
     if file.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it, such as {Path(path)/'run'}")
+    refuse_link(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=file.parent).close()
