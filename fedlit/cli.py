@@ -573,6 +573,7 @@ def interactions(a):
     "Train methods alone and in pairs: does a pair do more or less than its parts?"
     _folder('--out', a.out)
     methods = _names(a, *a.methods)
+    from fedlit.after.without import fingerprint_of
     from fedlit.papers.interactions import interactions as measure
     from fedlit.setting import plain
     what = setting(a)
@@ -580,6 +581,7 @@ def interactions(a):
         return _federate(a, replace(what, method=repr(m), seed=seed), checkpoint=checkpoint)
     own = 'methods', 'seeds', 'method', 'seed' # those of single runs
     same = {k: str(v) for k, v in {**plain(what), **result_options(a)}.items() if k not in own}
+    if a.out: same['fingerprint'] = fingerprint_of(_federation(a, replace(what, method='FedAvg()', seed=0)))
     def tell(seen, *files):
         if _follows() or not seen.runs: return
         a.kept, said = _name_outputs(a), dict(asked=dict(result_options(a), setting=plain(what)), **seen.content())

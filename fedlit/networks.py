@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from math import inf, nan
 from pathlib import Path
 from tqdm import tqdm
+from .engine.inputs import writable
 from .ground.files import forget
 from .ground.tree import leaves, rows, tmap
 from .method import asks_for, overrides, part_names
@@ -102,8 +103,10 @@ def _check(federation):
     if all_of and meets(whole.method) and any(0 < len(who) < n for _, who in kinds):
         raise ValueError(f"the server's part of {all_of[0]!r} counts all clients, but with different networks each "
                          "network has a server's part of its own, which hears only from the clients that have it")
-    if (file := federation.checkpoint) and Path(file).is_file():
-        raise ValueError(f"checkpoint={str(file)!r} is a file; of several networks it must be a folder")
+    if file := federation.checkpoint:
+        if Path(file).is_file():
+            raise ValueError(f"checkpoint={str(file)!r} is a file; of several networks it must be a folder")
+        writable(Path(file)/'run')
     for net, who in kinds:
         f = replace(federation, model=net, progress=False, minutes=None, checkpoint=None).resolve()
         out.append((replace(f, without=tuple(sorted({*range(n)} - {*who} | {*f.without}))), who))

@@ -954,6 +954,20 @@ def test_one_run_that_fails_stops_no_other_and_processes_end_by_themselves(tmp_p
     assert done.returncode and 'ValueError: no 1' in done.stderr and "raise ValueError(f'no {item}')" in done.stderr
     assert (tmp_path/'2').exists() and (tmp_path/'4').exists() and 'leaked' not in done.stderr
 
+KILLED = '''import os, signal, sys
+from fedlit.papers.settings import work_off
+def work(item):
+    if item == 3: os.kill(os.getpid(), signal.SIGKILL)
+if __name__ == '__main__': work_off(work, [1, 2, 3, 4], 2, progress=False)
+'''
+
+@pytest.mark.skipif(os.name == 'nt', reason='Windows has no such signal')
+def test_a_process_that_is_killed_is_named_and_nobody_waits_for_it(tmp_path):
+    "As by a system that has run out of memory: a pool of Python's would wait for ever."
+    (tmp_path/'some.py').write_text(KILLED)
+    done = subprocess.run([sys.executable, tmp_path/'some.py'], capture_output=True, text=True, timeout=120)
+    assert done.returncode and 'ChildProcessError: one of 2 processes was killed' in done.stderr
+
 # ---- one rule for who judges ----
 
 def of(table, claim): return table.set_index('claim').loc[claim, ['interval', 'seeds', 'test', 'p']].tolist()

@@ -260,11 +260,19 @@ def test_symbolic_links_are_not_written_through(tmp_path):
     for name in ('link', 'dangling'):
         with pytest.raises(ValueError, match=f'{name} is a symbolic link to'): write_json(tmp_path/name, dict(a=1))
     with pytest.raises(ValueError, match='symbolic link'): go(1, tmp_path/'dangling')
+    with pytest.raises(ValueError, match='symbolic link'): writable(tmp_path/'dangling') # before anybody trains
     assert (tmp_path/'far').read_text() == 'mine' and not (tmp_path/'nowhere').exists()
     (tmp_path/'there').mkdir()
     (tmp_path/'here').symlink_to(tmp_path/'there')
     # a folder that is a link is the user's own arrangement
     assert write_json(tmp_path/'here'/'r.json', dict(a=1)).exists()
+
+@pytest.mark.skipif(os.name == 'nt', reason='there, a path is limited as a whole')
+def test_a_name_may_be_nearly_as_long_as_names_can_be(tmp_path):
+    "Such as one that lists all hyperparameters; around it, an unfinished file has more, and `last` five characters."
+    file = tmp_path/('ä'*10 + 'x'*230)
+    go(2, file)
+    assert go(3, file).state.round == 3 and last(file).exists() and not parts(tmp_path)
 
 @pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='Windows has no such pipes')
 def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path):

@@ -13,6 +13,7 @@ from fedlit.papers.evidence import interval, sign_flips
 from fedlit.papers.interactions import Interactions, fewest, interactions, sums
 from fedlit.local import Local
 from fedlit.compare import compare, experiment
+from fedlit.setting import task_of
 
 A, B, C = FedProx(mu=.1), FedDecorr(), FedProx(mu=1.)
 QUICK = dict(rounds=1, local=Local(epochs=1, batch_size=64), progress=False,
@@ -154,6 +155,17 @@ def test_a_folder_of_other_data_is_refused(tmp_path):
     with pytest.raises(ValueError, match='other runs .another partition.; choose another folder'):
         ask(some(0), lambda *a: halves(*a)[::-1])
     with pytest.raises(ValueError, match='other runs .other labels; other images'): ask(some(1), halves)
+
+def test_the_command_line_refuses_it_too(tmp_path):
+    def ask(sign, seeds):
+        x = np.random.default_rng(0).normal(size=(120, 3))
+        pd.DataFrame(dict(a=x[:, 0], b=x[:, 1], y=(x[:, 0] + sign*x[:, 1] > 0).astype(int))).to_csv(tmp_path/'t.csv')
+        main(['interactions', repr(A), 'FedAvgM()', '--data', str(tmp_path/'t.csv'), '--y', 'y', '--clients', '2',
+              '--rounds', '1', '--epochs', '1', '--quiet', '--out', str(tmp_path/'out'), '--seeds', *seeds])
+    ask(1, ['0', '1'])
+    ask(1, ['0', '1', '2'])
+    task_of.cache_clear() # as in another process
+    with pytest.raises(SystemExit, match='has other runs .*other labels'): ask(-1, ['3', '4'])
 
 def interrupted_after(n):
     "A function that trains, until Ctrl-C."

@@ -19,7 +19,7 @@ from types import FunctionType, GeneratorType, ModuleType
 from traceback import walk_stack
 from ..data import check_augment, in_words
 from ..ground.draws import hold_draws, keep_generators
-from ..ground.files import is_stream
+from ..ground.files import is_stream, refuse_link
 from ..ground.fingerprint import LIBRARIES, checksum, held_values
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
@@ -356,6 +356,7 @@ def writable(
         raise ValueError(f"{path} is a folder; name a file in it, such as {Path(path)/'run'}")
     if within := [str(p) for p in file.parents if p.is_file()]:
         raise ValueError(f"{path} cannot be written, as {within[0]} is a file; name a folder in its place")
+    refuse_link(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=file.parent).close()

@@ -6,12 +6,14 @@
 __all__ = ['ACROSS', 'RaggedCohort', 'can_pad']
 
 # %% ../../nbs/engine/ragged.ipynb #80834a52
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 from ..batches import cross_entropy, groups, valid_places
 from ..cohort import Cohort
 from ..ground.stacks import has_batchnorm
 from .trial import try_stack
 from ..method import asks_for, overrides, varies_with, wants
+from ..state import start
 from ..vocabulary import STEP
 
 # %% ../../nbs/engine/ragged.ipynb #e4f3c1fd
@@ -54,13 +56,15 @@ def _looks_across(part):
 
 def can_pad(sent, batches, cohort=RaggedCohort): # cohort: the class on which the step is tried
     "May short batches be padded?"
-    method = sent.method
-    first = sent.state.round == 0 and bool(varies_with(method, STEP)) # what starts in a later round is tried again
+    method, state, varies = sent.method, sent.state, bool(varies_with(sent.method, STEP))
+    first = varies and state.round == 0 # what starts in a later round is tried again
     if sent.criterion is not cross_entropy or any(map(_looks_across, method.parts)): return False
     if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm raises its own error
     known, full, k = _filled.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
     if (method, full, first) not in known:
         if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; another round may have more
         (x,), (y,) = batches.at(0, [k], n)
-        known[method, full, first] = not try_stack(sent, x, y, cohort, fill=True)
+        if not varies: # as it was tried in round 0, if this is the first round of a run that goes on
+            state = start(method, sent.model, state.clients, state.statistics, state.seed, sent.local)
+        known[method, full, first] = not try_stack(replace(sent, state=state), x, y, cohort, fill=True)
     return known[method, full, first]

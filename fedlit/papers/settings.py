@@ -8,8 +8,10 @@ __all__ = ['VERSIONS', 'Setting', 'address', 'federation_of', 'run_alike', 'run_
 
 # %% ../../nbs/papers/settings.ipynb #28b90d6e
 import hashlib, json, multiprocessing, time, pandas as pd
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fastcore.parallel import num_cpus
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from tqdm import tqdm
@@ -119,6 +121,14 @@ def found(out, s):
     if said := _result_fault(r, s): warn(f"{file} {said}; it counts as missing")
     return r if not said and set(s.measure) <= set(r['measured']) else None
 
+# %% ../../nbs/papers/settings.ipynb #06baef17
+def _take(done, workers): # of a pool: the iterator over its results, its processes
+    "The next result; a ChildProcessError if a process was killed, whose work a pool would wait for, for ever."
+    while all(p.is_alive() for p in workers):
+        with suppress(multiprocessing.TimeoutError): return done.next(1)
+    raise ChildProcessError(f"one of {len(workers)} processes was killed, perhaps since memory ran out; the same call "
+                            "goes on, and fewer processes at a time need less")
+
 # %% ../../nbs/papers/settings.ipynb #c7a0509f
 def work_off(
     work,           # function of one item, which other processes can import
@@ -130,15 +140,18 @@ def work_off(
     """Call `work` on every item, in parallel processes unless only one is needed; it may return a number of runs.
     An error in one item does not stop the others; the first error is raised at the end."""
     n, failed = min(processes or num_cpus(), len(todo)), []
-    def wait(done):
+    def wait(take):
         for _ in todo:
-            try: bar.update(next(done) or 1)
+            try: bar.update(take() or 1)
+            except ChildProcessError: raise
             except Exception as e: failed.append(e)
     with tqdm(total=total or len(todo), disable=not progress, desc='runs', unit='run') as bar:
-        if n < 2: wait(map(work, todo))
+        if n < 2: wait(map(work, todo).__next__)
         else:
+            others = multiprocessing.active_children()
             with multiprocessing.get_context('spawn').Pool(n) as pool:
-                wait(pool.imap_unordered(work, todo))
+                ours = [p for p in multiprocessing.active_children() if p not in others]
+                wait(partial(_take, pool.imap_unordered(work, todo), ours))
                 pool.close() # leaving the block kills them, and Python would complain of what they had not cleaned up
                 pool.join()
     if failed: raise failed[0]
