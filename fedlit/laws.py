@@ -73,6 +73,9 @@ def who(
 
 def _double(v): return v.double() if v.is_floating_point() else v
 
+def _of_proxy(f, proxy): # a tensor of inputs, or a pair of inputs and labels
+    return tuple(map(f, proxy)) if isinstance(proxy, (tuple, list)) else f(proxy)
+
 # %% ../nbs/laws.ipynb #4e1fef37
 @dataclass(eq=False)
 class World:
@@ -81,7 +84,7 @@ class World:
     data: object         # function of the round: dict(x=(K, T, B, ...), y=(K, T, B), counts=(K, T)) for K clients
     clients: int         # how many clients exist
     sizes: torch.Tensor  # (K,) how much each participant counts
-    proxy: object = None # (M, ...) unlabelled inputs of the server, for methods that distil
+    proxy: object = None # (M, ...) inputs of the server, for methods that distil, or a pair with their labels
     own: bool = False    # is the network somebody's own?
     local: Local = Local(lr=.1, momentum=.9, weight_decay=.01)
     draw: object = who   # function of (round, clients, participants): the numbers of the participants
@@ -105,6 +108,8 @@ def small(
         model = Small(norm, not norm if bias is None else bias).double()
     proxy = torch.randn(12, 1, 6, 6, dtype=torch.double, generator=torch.Generator().manual_seed(99))
     return World(model, lambda r: tmap(_double, batches(r)), CLIENTS, COUNTS.sum(1).float(), proxy)
+
+def _plain(world): return replace(small(norm=False), proxy=world.proxy)
 
 # %% ../nbs/laws.ipynb #5c4f3329
 def train(
@@ -352,7 +357,7 @@ def types(method, world):
     kinds = lambda state: {k: f"{tuple(v.shape)} {v.dtype}" for k, v in contents(state).items() if v.numel()}
     float_ = lambda v: v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
     single = replace(world, model=copy.deepcopy(world.model).float(), data=lambda r: tmap(float_, world.data(r)),
-                     proxy=float_(world.proxy), kept={})
+                     proxy=_of_proxy(float_, world.proxy), kept={})
     for place, precision, rounds in ((world, 'double', 3), (single, 'single', 1)):
         before, after = kinds(place.begin(method)), kinds(train_once(method, place, rounds=rounds))
         for k, v in before.items():
@@ -543,7 +548,9 @@ def _mirrored(net): return {k: -v if k in ('fc.weight', 'fc.bias', 'head.weight'
 
 def _turned(net, by=1): return {k: v.roll(by, 0) if k.startswith('head.') else v for k, v in net.items()}
 
-def _renamed(w): return _of(w, _turned, data=lambda r: {**w.data(r), 'y': (w.data(r)['y'] + 1) % 3})
+def _renamed(w):
+    proxy = _of_proxy(lambda v: v if v.is_floating_point() else (v + 1) % 3, w.proxy) # its labels, if it has any
+    return _of(w, _turned, data=lambda r: {**w.data(r), 'y': (w.data(r)['y'] + 1) % 3}, proxy=proxy)
 
 # %% ../nbs/laws.ipynb #5b93e0d8
 def _draws(method, world, but=()):
@@ -936,7 +943,7 @@ def _all(method, world):
         elif bad: seen = _skip(f'not asked, as {bad[0]} is broken')
         elif law is not runs: seen = _ask(law, method, world)
         rows[name] = seen
-    if rows['executors'].holds and not world.own: rows['plain'] = _ask(executors, method, small(norm=False))
+    if rows['executors'].holds and not world.own: rows['plain'] = _ask(executors, method, _plain(world))
     return rows
 
 # %% ../nbs/laws.ipynb #2b2a3494
@@ -946,16 +953,18 @@ def check(
     model=None, # network of one's own, which returns (features, logits)
     data=None,  # and its data: a Task, or dict(x=(K, T, B, ...), y=(K, T, B)) and perhaps counts=(K, T)
     off=None,   # a value of the method that should be FedAvg
+    proxy=None, # the server's inputs (M, ...), or a pair of inputs and labels; None: some of the clients'
 ) -> Report:
     "Try all laws on a method."
     if isinstance(method, type) and issubclass(method, Method): method = method()
     if not isinstance(method, Method): raise TypeError(f"{method!r} is not a method, as MOON(mu=1) + FedDecorr() is")
     began, world = time.perf_counter(), own(model, data)
+    if proxy is not None: world = replace(world, proxy=_of_proxy(_double, proxy))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # of torch, about the speed of what is tried
         try: world.begin(method)
         except Exception: # perhaps because of BatchNorm; if not, `runs` tells
-            if not world.own: world = small(norm=False)
+            if not world.own: world = _plain(world)
         rows = _all(method, world)
         if off is not None: rows['off'] = _ask(globals()['off'], off, world)
     return Report(method, rows, time.perf_counter() - began)

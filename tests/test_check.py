@@ -26,6 +26,18 @@ def test_what_is_right_passes(m):
     report = fedlit.check(m)
     assert report.ok and report.rows['executors'].holds, report
 
+class Tutor(Method):
+    "Clients begin with a step on labelled samples of the server."
+    def begin(self, params, client, buffers, forward, proxy):
+        x, y = proxy
+        def loss(params): return nn.functional.cross_entropy(forward(params, buffers, x, train=False)[1], y)
+        return {k: params[k] - .1*g for k, g in torch.func.grad(loss)(params).items()}, client
+
+def test_a_method_that_learns_from_samples_of_the_server():
+    report = laws.check(Tutor(), proxy=(torch.randn(12, 1, 6, 6), torch.arange(12) % 3))
+    assert report.ok and report.rows['names'].holds is True and report.rows['plain'].holds is True, report
+    assert laws.check(Tutor()).broken == ['runs'] # inputs alone are no pair
+
 def test_all_of_them_are_tried(): assert len(RIGHT) == 3 and {type(m) for m in WRONG} == set(mine_wrong.CAUGHT)
 
 @pytest.mark.parametrize('m', WRONG, ids=ids)
