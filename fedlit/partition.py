@@ -424,7 +424,8 @@ def match(
     for k, (row, stream) in enumerate(zip(table, np.random.SeedSequence(_whole("seed", seed, 0)).spawn(len(table)))):
         rng, on = np.random.default_rng(stream), row > 0
         for c in np.flatnonzero(on & (have == 0)):
-            raise ValueError(f"client {k} holds class {c}, of which y_test has no sample")
+            raise ValueError(f"client {k} holds class {c}, of which y_test has no sample; "
+                             "tests= may say which test samples are whose, an index tensor for each client")
         m = (have[on] * row.sum() // row[on]).min() if on.any() else 0
         out += _deal(_decks(y_test, rng)[:len(row)], _apportion(row, m, rng)[None]) if m else _pack([[]])
     return out
