@@ -414,7 +414,8 @@ def test_deploy_may_leave_out_what_the_network_does_not_see():
 def test_what_differs_in_shape_by_client_is_named():
     class Sends(Method):
         def done(self, client, data): return client, dict(labels=data[1])
-    with pytest.raises(TypeError, match=r'clients return uploads/Sends/labels of different shapes, \('): go(Sends())
+    said = r'`done` of Sends\(\): clients return uploads/Sends/labels of different shapes, \('
+    with pytest.raises(TypeError, match=said): go(Sends())
 
 @pytest.mark.parametrize('executor', ['loop', 'threads'])
 @pytest.mark.parametrize('some', [0, 1])
