@@ -80,7 +80,7 @@ def check_target(
     "Refuse methods that need one class for each sample if the targets are not classes."
     needs = lambda p: p.of_classes or wants(p, 'labels', 'counts')
     if target != 'class' and (left := ' and '.join(p.name for p in method.parts if needs(p))):
-        raise ValueError(f"{left} needs one class for each sample, but the targets are {target!r}; "
+        raise ValueError(f"{left}: every sample needs one class, but the targets are {target!r}; "
                          "methods that look at parameters and features alone, such as FedProx, MOON and FedDecorr, "
                          "take any")
 

@@ -158,7 +158,7 @@ def test_gradients_that_no_clip_reaches_are_those_of_sgd(name):
 def test_a_method_that_needs_classes_is_refused_by_name(name):
     task = task_of(name)
     for method in FedLC(), MOON() + FedLC(), FedDF(), FjORD():
-        with pytest.raises(ValueError, match='needs one class for each sample, but the targets are'):
+        with pytest.raises(ValueError, match='every sample needs one class, but the targets are'):
             trained(task, method, proxy=task.x_test)
 
 def test_what_a_tensor_is():
