@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['resnet18', 'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecomp_resnet8', 'feddecomp_resnet10',
            'preact_resnet18', 'preact_resnet34', 'feddse_resnet18', 'feddse_resnet34', 'Net', 'count', 'register',
-           'models', 'moon_projector', 'mlp', 'build', 'modest', 'rebuild', 'colours', 'average_pool', 'conv_block',
-           'small_cnn', 'moon_cnn', 'thin', 'cnn4', 'cnn_bn', 'stages_of', 'stem_of', 'basic_block', 'kaiming',
-           'PreActBlock', 'DoubleBlock', 'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap',
-           'check_ties', 'freeze']
+           'models', 'moon_projector', 'mlp', 'make_blank', 'build', 'modest', 'rebuild', 'colours', 'average_pool',
+           'conv_block', 'small_cnn', 'moon_cnn', 'thin', 'cnn4', 'cnn_bn', 'stages_of', 'stem_of', 'basic_block',
+           'kaiming', 'PreActBlock', 'DoubleBlock', 'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap',
+           'unwrap', 'check_ties', 'freeze']
 
 # %% ../nbs/03_models.ipynb #6b42f0c2
 import copy, inspect, itertools, math, re, torch
@@ -105,20 +105,27 @@ def mlp(
     return _net(nn.Sequential(*layers), features, classes, projector)
 
 # %% ../nbs/03_models.ipynb #dfb82dd7
-def _trial(model, shape):
-    "The output of `model` on one blank sample; the model is unchanged."
-    mode,like = model.training,next(model.parameters(), torch.empty(0))
-    x = like.new_zeros(1, *shape)
-    if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules()):
-        x = torch.arange(x.numel(), device=x.device).view_as(x) % 2 # tokens 0 and 1, of which one may be padding
+def _answer(model, x): # the model is unchanged
+    mode = model.training
     with torch.no_grad():
         try: return model.eval()(x)
         finally: model.train(mode)
 
+def make_blank(
+    model, # network
+    shape, # shape of one sample
+): # (1, *shape)
+    "One sample that `model` takes: zeros, or tokens 0 and 1, of which one may be padding."
+    x = next(model.parameters(), torch.empty(0)).new_zeros(1, *shape)
+    if not any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules()): return x
+    try: _answer(model, x) # the embedding may be one of places, as in a vision transformer
+    except RuntimeError: return torch.arange(x.numel(), device=x.device).view_as(x) % 2
+    return x
+
 # %% ../nbs/03_models.ipynb #6c702bb0
 def _check_fit(name, model, shape, classes):
     "`model`, if it maps samples of `shape` to features and `classes` logits; otherwise a ValueError says why not."
-    try: out = _trial(model, shape)
+    try: out = _answer(model, make_blank(model, shape))
     except (RuntimeError, ValueError, IndexError) as e:
         raise ValueError(f"{name} cannot take samples of shape {shape}: {e}") from e
     if isinstance(out, tuple) and len(out)==2 and out[1].shape[:2]==(1, classes): return model
@@ -505,7 +512,8 @@ def macs(
     "The number of multiply-accumulate operations that `model` needs for one sample."
     from torch.utils.flop_counter import FlopCounterMode
     more = {torch.ops.aten._trilinear: _of_bilinear}
-    with _in_steps(), FlopCounterMode(display=False, custom_mapping=more) as seen: _trial(model, shape)
+    x = make_blank(model, shape)
+    with _in_steps(), FlopCounterMode(display=False, custom_mapping=more) as seen: _answer(model, x)
     return seen.get_total_flops()//2
 
 # %% ../nbs/03_models.ipynb #84ff374a
