@@ -70,9 +70,10 @@ def predictor(
     return answer
 
 # %% ../nbs/21_networks.ipynb #net00014
-def _exchange(method, outs, sents):
+def _exchange(method, outs, sents, whos):
     "What each group's server gets: its own clients' results, and what it may use from other groups."
     if not meets(method): return outs
+    hears = [not (who and any(getattr(p, 'apart', False) for p in method.parts)) for who in whos]
     there = {i: (predictor(sent, out), out) for i, (sent, out) in enumerate(zip(sents, outs)) if len(out['loss'])}
     def of_others(i):
         heard, theirs = zip(*(of for j, of in there.items() if j != i))
@@ -81,7 +82,7 @@ def _exchange(method, outs, sents):
             more['peer_uploads'] = tmap(lambda *v: torch.cat(v), *(out['uploads'] for out in theirs))
             if i not in there: more['uploads'] = rows(more['peer_uploads'], slice(0))
         return more
-    return [{**out, **of_others(i)} if there.keys() - {i} else out for i, out in enumerate(outs)]
+    return [{**out, **of_others(i)} if hears[i] and there.keys() - {i} else out for i, out in enumerate(outs)]
 
 # %% ../nbs/21_networks.ipynb #8c3c7c21
 def _losses_of(begun, whos): # begun: a simulation and a run for each network
@@ -162,7 +163,7 @@ def pass_on(
         run.state = replace(run.state, params=run.state.params | {k: v.clone() for k, v in given.items()})
 
 # %% ../nbs/21_networks.ipynb #3f5ce3ca
-def _one_round(simulations, steps, method): # steps: for each, the generator `Simulation.rounds`
+def _one_round(simulations, steps, whos, method): # steps: for each, the generator `Simulation.rounds`
     "Each group trains, all groups exchange results, and each goes on to the end of the round."
     clock, asked, outs, spent = time.perf_counter, [], [], []
     for sim, step in zip(simulations, steps):
@@ -172,7 +173,7 @@ def _one_round(simulations, steps, method): # steps: for each, the generator `Si
         outs.append(sim.train(who, state) if who else no_one(state))
         spent.append((began, clock() - began))
     sents = [sim.broadcast(state) for sim, state in zip(simulations, asked)]
-    for sim, step, out, (began, own) in zip(simulations, steps, _exchange(method, outs, sents), spent):
+    for sim, step, out, (began, own) in zip(simulations, steps, _exchange(method, outs, sents, whos), spent):
         sim.waited = clock() - began - own # time spent on the other groups
         with suppress(StopIteration): step.send(out) # after the last round
 
@@ -191,7 +192,7 @@ def over_networks(
     kept = []
     try:
         for _ in bar:
-            _one_round([sim for sim, _ in begun], steps, federation.method)
+            _one_round([sim for sim, _ in begun], steps, mixed.who, federation.method)
             pass_on(federation.method, mixed.runs, mixed.who)
             kept = [copy.copy(run) for run in mixed.runs]
             if federation.progress: bar.set_postfix_str('{} {:.3f}'.format(*mixed.first))

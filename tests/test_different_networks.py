@@ -332,6 +332,13 @@ def test_a_representation_goes_from_the_server_to_all():
         for net, _ in kinds: net.head.load_state_dict(large.head.state_dict())
     for (net, _), one in zip(kinds, got.runs): assert apart(net, one.model) < 2e-5
 
+def test_the_paper_of_fedet_teaches_only_the_network_that_no_client_has():
+    "A network whose clients all rest in a round stays as it is."
+    nets, own = three(), Dense(32, 32)
+    got = run([*nets, own], FedET(steps=2, form='paper'), rounds=1, participation=.17)
+    rest = [apart(one.model, net) == 0 for (net, _), one in zip(by_network([*nets, own], 6), got.runs)]
+    assert sum(rest) == 2 and not rest[-1]
+
 def test_what_is_shared_must_fit():
     with pytest.raises(ValueError, match="shared='nose', but the server's own network has no such part"):
         run([*three(), Dense(32, 32)], FedET(steps=2, shared='nose'))

@@ -36,11 +36,13 @@ class FedET(FedDF):
     form: str = field(default='soft', repr=False)  # or 'paper': hard labels, for a network that no client has
     shared: str = field(default='', repr=False)    # prefix of what this network shares with all clients' networks
     ranges = dict(FedDF.ranges, diversity='at least 0', form=('soft', 'paper'))
+    @property
+    def apart(self): return self.form == 'paper' # does only a network that no client has hear all clients?
     def teach(self, logits):
         said = consensus(logits)
         sure = F.one_hot(said.argmax(-1), said.shape[-1]).to(said) if self.form == 'paper' else said.softmax(-1)
         both = sure + self.diversity*diversity(logits).softmax(-1)
         return (both/(1 + self.diversity)).clamp(min=1e-12).log()
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):
-        if self.form == 'paper' and len(next(iter(trained.values()))): return delta, server # the mean of its clients
+        if self.form == 'paper' and not peers: return delta, server # the mean of its clients
         return super().merge(delta, server, trained, params, buffers, forward, proxy, round, peers)

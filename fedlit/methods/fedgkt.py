@@ -10,8 +10,8 @@ import copy, pandas as pd, torch, torch.nn.functional as F
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from ..batches import batches_of
-from ..engine.inputs import least_batch
-from ..ground.draws import seed_of
+from ..engine.inputs import least_batch, parts
+from ..ground.draws import hold_draws, seed_of
 from ..local import Local
 from ..measure import accuracy
 
@@ -37,7 +37,7 @@ class KnowledgeTransfer:
     epochs: int = 1         # number of server epochs in a round
     T: float = 3.           # temperature of imitation
     alpha: float = 1.       # weight of imitation
-    seed: int = 0           # decides the order of images
+    seed: int = 0           # decides the order of images, and what networks draw in training
     round: int = 0          # number of rounds done
     said: list = None       # the server's logits for each client's images, (n, C) each; None before the first round
     def __post_init__(self):
@@ -47,13 +47,15 @@ class KnowledgeTransfer:
         if not self.epochs >= 1: raise ValueError(f"epochs={self.epochs!r}, but it must be at least 1")
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #9d78511b
-def _steps(net, loss, batches, local):
-    "Take a step of `local.optimizer` on `loss` for each of `batches`."
+def _steps(net, loss, batches, local, seed):
+    "Take a step of `local.optimizer` on `loss` for each of `batches`; `seed` determines what the network draws."
     params = {k: v for k, v in net.train().named_parameters() if v.requires_grad}
     state = local.optimizer.begin(local, params)
-    for batch in batches:
-        grads = torch.autograd.grad(loss(batch), list(params.values()))
-        with torch.no_grad(): local.optimizer.step(local, params, state, dict(zip(params, grads)))
+    with hold_draws():
+        torch.manual_seed(seed)
+        for batch in batches:
+            grads = torch.autograd.grad(loss(batch), list(params.values()))
+            with torch.no_grad(): local.optimizer.step(local, params, state, dict(zip(params, grads)))
     net.eval()
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00012
@@ -69,7 +71,8 @@ def train_client(self:KnowledgeTransfer, k): # k: number of the client
         logits = net(x)[1]
         more = imitation(logits, self.said[k][[row[i] for i in at]], self.T) if self.said else 0.
         return F.cross_entropy(logits, y) + self.alpha*more
-    _steps(net, loss, range(int((batches.counts > 0).sum())), self.local.at(self.round))
+    _steps(net, loss, range(int((batches.counts > 0).sum())), self.local.at(self.round),
+           seed_of('client', self.seed, self.round, k))
 
 @patch
 @torch.no_grad()
@@ -86,14 +89,15 @@ def train_server(self:KnowledgeTransfer,
     y,        # (N,) labels
 ):
     "Train the server for its epochs on the rows of all clients: cross-entropy, and imitation of the clients."
-    gen = torch.Generator().manual_seed(seed_of('server', self.seed, self.round))
+    seed = seed_of('server', self.seed, self.round)
+    gen = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(len(y), generator=gen) for _ in range(self.epochs)]
     batches = [i.to(y.device) for order in orders for i in order.split(self.local.batch_size)]
     def loss(i):
         mine = self.server(features[i])
         return F.cross_entropy(mine, y[i]) + self.alpha*imitation(mine, logits[i], self.T)
     _steps(self.server, loss, [i for i in batches if len(i) >= least_batch(self.server)],
-           self.local.at(self.round))
+           self.local.at(self.round), seed)
 
 @patch
 def one_round(self:KnowledgeTransfer):
@@ -123,6 +127,7 @@ def fedgkt(
     **how,   # epochs, T, alpha, see `KnowledgeTransfer`
 ):           # KnowledgeTransfer after the last round, DataFrame with one row per round
     "Group knowledge transfer (He et al., NeurIPS 2020, algorithm 1)."
+    clients = parts('clients', clients, len(task.y_train))
     own = [copy.deepcopy(client) for _ in clients]
     gkt, rows = KnowledgeTransfer(copy.deepcopy(server), own, task, clients, local or Local(), seed=seed, **how), []
     for r in range(rounds):

@@ -8,7 +8,7 @@ from fedlit.data import Flip, load
 from fedlit.ground.draws import seed_of
 from fedlit.local import SGD, Adam, Local, Rates
 from fedlit.methods.fedgkt import fedgkt, imitation
-from fedlit.models import build
+from fedlit.models import build, wrap
 from fedlit.partition import dirichlet
 from by_hand import descend
 
@@ -95,3 +95,21 @@ def test_clients_and_server_train_as_local_says():
     assert max((u - v).abs().max() for u, v in zip(net.parameters(), got.clients[0].parameters())) < 1e-5
     with pytest.raises(ValueError, match='take kept=False'):
         fedgkt(small, server, TASK, CLIENTS, 1, Local(optimizer=SGD(kept=True)))
+
+def test_what_a_network_draws_is_determined_by_the_seed():
+    net = lambda *size: nn.Sequential(nn.Linear(*size), nn.Dropout(.5))
+    small, server = wrap(nn.Sequential(nn.Flatten(), net(64, 16), nn.Linear(16, 10)), '2'), net(16, 10)
+    before, got = torch.random.get_rng_state(), []
+    for _ in range(2):
+        got.append(fedgkt(small, server, TASK, CLIENTS, 2, LOCAL)[0].server[0].weight)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        torch.rand(1)
+        before = torch.random.get_rng_state()
+    assert torch.equal(*got)
+
+def test_clients_may_be_masks_as_for_federate():
+    server, small = nn.Linear(16, 10), build('mlp', TASK, seed=0, hidden=(), features=16)
+    masks = (torch.zeros(len(TASK.y_train), dtype=torch.bool).index_fill(0, c.sort().values, True) for c in CLIENTS)
+    as_masks, as_numbers = (fedgkt(small, server, TASK, c, 2, LOCAL)[1]
+                            for c in (masks, [c.sort().values for c in CLIENTS]))
+    assert as_masks.equals(as_numbers)
