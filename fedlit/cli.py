@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from . import __version__
 from .ground.files import read_json, write_figure, write_file, write_json
-from .ground.messages import check_record, match_name
+from .ground.messages import check_record, hide_lines_of_warnings, match_name
 from .parse import (Misfit, ParseError, list_seeds, local, method, methods_by_name, read_name,
                           signature_of, value, values, values_of, vary)
 
@@ -684,6 +684,7 @@ def _interrupt_message(a):
 # %% ../nbs/cli.ipynb #e44d294b
 def main(argv=None):
     "Run the `fedlit` command."
+    if argv is None: hide_lines_of_warnings()
     out, err = _Stream(sys.stdout), _Stream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try: _command(_parse_args(argv))

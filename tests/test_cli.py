@@ -161,6 +161,11 @@ def at_a_shell(redirections, *argv, folder):
     return done.returncode, done.stdout + done.stderr
 
 posix = pytest.mark.skipif(sys.platform == 'win32', reason='no such shell')
+
+@posix
+def test_a_warning_is_one_line(tmp_path):
+    rc, said = at_a_shell('', *RUN, '--rounds', '1', '--lr', '1e6', '--bad-clients', 'skip', folder=tmp_path)
+    assert rc == 0 and 'UserWarning: client' in said and '.py' not in said and 'main()' not in said
 FULL = pytest.param('>/dev/full', 1, marks=pytest.mark.skipif(not Path('/dev/full').exists(), reason='no /dev/full'))
 FILES = ['--json', 'r.json', '--save', 'r.safetensors', '--report', 'r.html',
          '--log-csv', 'log.csv', '--checkpoint', 'c']

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['KINDS', 'CLASS_SETTINGS', 'NOTICE', 'EXTRA_METHODS', 'check_names', 'match_name', 'unknown_name', 'check_record',
            'as_python', 'as_declared', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor', 'is_logits',
-           'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn', 'first_line']
+           'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn',
+           'hide_lines_of_warnings', 'first_line']
 
 # %% ../../nbs/ground/messages.ipynb #d959803e
 import inspect, sys, warnings
@@ -277,6 +278,12 @@ def warn(said): # what happened, and what it means
     while frame and frame.f_globals.get('__name__', '').partition('.')[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(said, stacklevel=level)
+
+# %% ../../nbs/ground/messages.ipynb #da1d6b87
+def hide_lines_of_warnings():
+    "From now on, this process prints a warning without the line that led to it."
+    warnings.formatwarning = lambda said, kind, *_: f'{kind.__name__}: {said}\n'
+
 
 # %% ../../nbs/ground/messages.ipynb #f3a5b816
 def first_line(

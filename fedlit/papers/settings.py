@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from tqdm import tqdm
 import fedlit.setting
 from ..ground.files import forget, result, write_json
-from ..ground.messages import warn
+from ..ground.messages import hide_lines_of_warnings, warn
 from ..laws import threads
 from .measures import MEASURES, watch_spectra
 from ..parse import method as parse
@@ -149,7 +149,7 @@ def work_off(
         if n < 2: wait(map(work, todo).__next__)
         else:
             others = multiprocessing.active_children()
-            with multiprocessing.get_context('spawn').Pool(n) as pool:
+            with multiprocessing.get_context('spawn').Pool(n, hide_lines_of_warnings) as pool:
                 ours = [p for p in multiprocessing.active_children() if p not in others]
                 wait(partial(_take, pool.imap_unordered(work, todo), ours))
                 pool.close() # leaving the block kills them, and Python would complain of what they had not cleaned up
