@@ -18,9 +18,10 @@ class StructuredDeCov(Method):
     def loss(self, features):
         n, d = features.shape
         require(self, groups=(d % self.groups == 0, f'a divisor of the number of features, {d}'))
-        z = (features - features.mean(0)).unflatten(1, (self.groups, -1)).transpose(0, 1) # (groups, n, size)
-        inside = z.mT@z                                                                   # diagonal blocks of n C
-        whole = (z.transpose(0, 1).flatten(1).T@z.transpose(0, 1).flatten(1)).square().sum()
+        z = features - features.mean(0)
+        whole = (z@z.T if n < d else z.T@z).square().sum()      # of n C
+        z = z.unflatten(1, (self.groups, -1)).transpose(0, 1)   # (groups, n, size)
+        inside = z.mT@z                                         # diagonal blocks of n C
         reward = 0.
         if self.within:
             sd = (inside.diagonal(dim1=1, dim2=2) + 1e-8).sqrt()

@@ -3,6 +3,7 @@ FedUV."""
 import copy, math
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from fedlit.cohort import Broadcast, frozen_outputs
 from fedlit.data import load
 from fedlit.method import FedAvg
@@ -286,12 +287,20 @@ def test_decov(n, d):
     h = torch.randn(n, d, dtype=torch.double, generator=torch.Generator().manual_seed(n))
     assert DeCov(weight=.3).loss(h).item() == pytest.approx(.3*pairs(h, lambda a: a)[0], abs=1e-5)
 
+@pytest.mark.parametrize('n', [8, 4])
 @pytest.mark.parametrize('groups,within', [(2, 0.), (3, 0.), (2, .5)])
-def test_structured_decov(groups, within):
-    h = torch.randn(8, 6, dtype=torch.double, generator=torch.Generator().manual_seed(groups))
+def test_structured_decov(groups, within, n):
+    h = torch.randn(n, 6, dtype=torch.double, generator=torch.Generator().manual_seed(groups))
     between, inside = pairs(h, lambda a: a//(6//groups))
     assert (StructuredDeCov(weight=.3, groups=groups, within=within).loss(h).item()
             == pytest.approx(.3*(between - within*inside), abs=1e-5))
+
+def test_structured_decov_takes_the_smaller_product_as_decov_does():
+    def operations(m):
+        with FlopCounterMode(display=False) as counter: m.loss(torch.randn(8, 256))
+        return counter.get_total_flops()
+    blocks = 2*8*256*256//8 # of eight groups, with eight samples
+    assert operations(StructuredDeCov(groups=8)) == operations(DeCov()) + blocks
 
 # ---- FedRS, FedLC, FedNTD, FedUV ----
 
