@@ -7,7 +7,7 @@ __all__ = ['VERSIONS', 'Setting', 'address', 'federation_of', 'run_alike', 'run_
            'run_settings']
 
 # %% ../../nbs/papers/settings.ipynb #28b90d6e
-import hashlib, json, multiprocessing, time, pandas as pd
+import hashlib, json, multiprocessing, time, torch, pandas as pd
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fastcore.parallel import num_cpus
@@ -18,7 +18,6 @@ from tqdm import tqdm
 import fedlit.setting
 from ..ground.files import forget, result, write_json
 from ..ground.messages import hide_lines_of_warnings, warn
-from ..laws import threads
 from .measures import MEASURES, watch_spectra
 from ..parse import method as parse
 from ..compare import run_together
@@ -68,7 +67,6 @@ def _measure_run(s, run, f): # f: the Federation, or an object with its task, cl
                 **{k: run.settings.get(k) for k in VERSIONS if k != 'fedlit'})
 
 # %% ../../nbs/papers/settings.ipynb #7eac534d
-@threads(1) # several runs may go on at a time
 @shield()
 def run_alike(
     settings,    # list of Settings that differ only in their seeds
@@ -78,6 +76,7 @@ def run_alike(
     "Train settings side by side, and measure them."
     if bad := {k for s in settings for k in s.measure} - set(MEASURES):
         raise ValueError(f"measure={sorted(bad)[0]!r}, but it must be one of {', '.join(MEASURES)}")
+    torch.set_num_threads(1) # several runs may go on at a time; `shield` restores the number
     began, ends = time.perf_counter(), []
     if settings[0].rounds == 0: made, ends = [_as_built(s, kw) for s in settings], [None]*len(settings)
     else:
