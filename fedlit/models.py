@@ -586,7 +586,6 @@ def check_ties(
             raise ValueError(f"{part} holds {sides[True]}, which is the same tensor as {sides[False]} outside of it; "
                              f"give it one of its own, torch.nn.Parameter({sides[False]}.detach().clone())")
 
-
 # %% ../nbs/03_models.ipynb #fz02code
 def _stays(self, mode=True): return nn.Module.train(self, False) # `train` of a module that stays in evaluation mode
 

@@ -431,11 +431,9 @@ def settings(self:Simulation, executor):
     return dict(model=getattr(self.model, 'spec', None) or type(self.model).__name__, task=self.task.name,
                 clients=len(self.sizes), sizes=self.sizes, rounds=a.rounds, local=a.local.plain(),
                 participation=plain(a.participation), seed=a.seed, executor=executor, device=a.device,
-                threads=self.threads,
-                weighting=a.weighting, statistics=a.statistics, precision=a.precision,
-                without=sorted(a.without) or None,
-                channels_last=self.channels_last, bad_clients=repr(a.bad_clients), record=a.record,
-                **versions(a.device),
+                threads=self.threads, weighting=a.weighting, statistics=a.statistics, precision=a.precision,
+                without=sorted(a.without) or None, channels_last=self.channels_last,
+                bad_clients=repr(a.bad_clients), record=a.record, **versions(a.device),
                 fingerprint={**fingerprint(self.model, self.task, a.clients, a.criterion, a.tests, a.method,
                                            a.proxy, a.metrics),
                              **code_of(local=a.local, participation=a.participation)},
@@ -809,9 +807,8 @@ def begin(self:Federation, team, shared):
     "Make the simulation of a checked federation, with everything tried out, and the run that it continues or starts."
     sim = Simulation(self, shared)
     settings = sim.settings(team.executor_name(sim.executor))
-    run = resume(self.checkpoint, self.method, settings, self.device) or Run(
-        self.method, [],
-        start(self.method, sim.model, len(self.clients), self.statistics, self.seed, self.local), settings)
+    run = resume(self.checkpoint, self.method, settings, self.device) or Run(self.method, [], start(
+        self.method, sim.model, len(self.clients), self.statistics, self.seed, self.local), settings)
     run.origin = self
     if run.state.round > self.rounds:
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "

@@ -69,8 +69,7 @@ def by_method(
 
 def gain(rows, value='accuracy_late', methods=SHARED, **where):
     "What FedDecorr adds to each method: methods x seeds."
-    return (by_method(rows, value, methods, '+FedDecorr', **where)
-            - by_method(rows, value, methods, **where))
+    return by_method(rows, value, methods, '+FedDecorr', **where) - by_method(rows, value, methods, **where)
 
 def correlation(
     x,      # function of rows -> methods x seeds

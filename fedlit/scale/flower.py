@@ -527,8 +527,7 @@ def _answers(grid, plan, state, book, accepted, form, r):
 def _begun(plan):
     "The run to continue: the checkpoint's, or a new one."
     settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
-                    task=plan.task.name, local=plan.local.plain(),
-                    fedlit=fedlit.__version__, torch=torch.__version__,
+                    task=plan.task.name, local=plan.local.plain(), fedlit=fedlit.__version__, torch=torch.__version__,
                     **{k: getattr(plan, k) for k in ('rounds', 'seed', 'weighting', 'statistics')},
                     clients=len(plan.clients), participation=plain(plan.participation))
     return (resume(plan.checkpoint or None, plan.method, settings, 'cpu')
@@ -553,8 +552,7 @@ def _row(plan, state, test, good, who, metrics=None):
     losses = {} if protections(plan.method) else dict(train_loss=float(np.mean([loss for *_, loss in good.values()])))
     own = {k: v for k, v in state.client.items() if k == OPTIMIZER} # parts' memories are at the sites
     row = dict(round=state.round, **losses, participants=len(good), drawn=' '.join(map(str, who)),
-               left_out=' '.join(str(k) for k in who if k not in good),
-               **{SCORED[plan.task.target][0]: math.nan},
+               left_out=' '.join(str(k) for k in who if k not in good), **{SCORED[plan.task.target][0]: math.nan},
                **part_columns(plan.method, replace(state, client=own), plan.participation))
     if not test: return row
     net, answer = deploy_network(plan.method, state, model=plan.model)
