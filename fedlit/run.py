@@ -807,8 +807,9 @@ def begin(self:Federation, team, shared):
     "Make the simulation of a checked federation, with everything tried out, and the run that it continues or starts."
     sim = Simulation(self, shared)
     settings = sim.settings(team.executor_name(sim.executor))
-    run = resume(self.checkpoint, self.method, settings, self.device) or Run(self.method, [], start(
-        self.method, sim.model, len(self.clients), self.statistics, self.seed, self.local), settings)
+    run = resume(self.checkpoint, self.method, settings, self.device) or Run(
+        self.method, [],
+        start(self.method, sim.model, len(self.clients), self.statistics, self.seed, self.local), settings)
     run.origin = self
     if run.state.round > self.rounds:
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "
