@@ -1,4 +1,5 @@
 "The small federation of `fedlit.laws`, with biases even before BatchNorm, and the methods that are tried in it."
+import torch
 from safetensors.torch import save_file
 from torch import nn
 from fedlit import laws
@@ -107,3 +108,12 @@ def sites(folder, task, parts, **more):
     return {'method': 'FedAvg()', 'clients': len(parts), 'rounds': 2, 'wait': .1, 'timeout': 1., 'sites': str(folder),
             'test': str(folder/'test.safetensors'), 'task.shape': shape, 'task.classes': task.classes,
             'model.name': 'mlp', 'local.epochs': 2, **more}
+
+class Patches(nn.Module):
+    "A vision transformer's beginning: an embedding of the places of four patches, not of what is in a picture."
+    def __init__(self, side): # pixels of a patch
+        super().__init__()
+        self.cut, self.places, self.head = nn.Conv2d(1, 5, side, side), nn.Embedding(4, 5), nn.Linear(5, 3)
+    def forward(self, x):
+        z = (self.cut(x).flatten(2).mT + self.places(torch.arange(4, device=x.device))).mean(1)
+        return z, self.head(z)

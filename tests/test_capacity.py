@@ -10,6 +10,7 @@ from fedlit.methods import (SOLO, DSFL, FedAMP, FedAvg, FedAvgM, FedBN, FedCAC, 
 from fedlit import models
 from fedlit.method import Method
 from fedlit.data import load
+from federation import Patches
 
 class Net(nn.Module):
     "Two convolutions with BatchNorm and a head, on images of one channel."
@@ -100,19 +101,10 @@ class Words(nn.Module):
         self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 5)
     def forward(self, x): return self.words(x).mean(1), self.head(self.words(x)).mT
 
-class Patches(nn.Module):
-    "A vision transformer's beginning: an embedding of places, not of what is in a picture."
-    def __init__(self):
-        super().__init__()
-        self.cut, self.places, self.head = nn.Conv2d(1, 4, 3, 3), nn.Embedding(4, 4), nn.Linear(4, 3)
-    def forward(self, x):
-        z = (self.cut(x).flatten(2).mT + self.places(torch.arange(4, device=x.device))).mean(1)
-        return z, self.head(z)
-
-@pytest.mark.parametrize('net, shape, classes', [(Words, (7,), 5), (Patches, SHAPE, 3)])
+@pytest.mark.parametrize('net, shape, classes', [(Words(), (7,), 5), (Patches(3), SHAPE, 3)])
 def test_networks_of_tokens_of_places_and_with_an_answer_for_each_token(net, shape, classes):
-    once = sum(v.nbytes for v in net().parameters())
-    assert traffic(SCAFFOLD(), net(), shape, classes, 1).loc[0].to_dict() == dict(down=2*once, up=2*once, home=once,
+    once = sum(v.nbytes for v in net.parameters())
+    assert traffic(SCAFFOLD(), net, shape, classes, 1).loc[0].to_dict() == dict(down=2*once, up=2*once, home=once,
                                                                                  server=2*once)
 
 # -- seconds

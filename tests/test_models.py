@@ -9,6 +9,7 @@ from fedlit.data import load
 from fedlit.methods import FedDecomp, FedPara
 from fedlit.models import Net, build, count, macs, models, register, unwrap, wrap
 from fedlit import models as M
+from federation import Patches
 
 def task(shape, classes=10): return SimpleNamespace(x_train=torch.empty(1, *shape, device='meta'), classes=classes)
 
@@ -278,12 +279,5 @@ def test_a_text_of_padding_alone_is_no_trial(padding):
     assert M._check_fit('packed', Packed((5,), 3), (5,), 3)
 
 def test_an_embedding_of_places_does_not_make_pictures_tokens():
-    class Patches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cut, self.places, self.head = nn.Conv2d(1, 5, 4, 4), nn.Embedding(4, 5), nn.Linear(5, 3)
-        def forward(self, x):
-            z = (self.cut(x).flatten(2).mT + self.places(torch.arange(4, device=x.device))).mean(1)
-            return z, self.head(z)
-    for device in 'cpu', 'meta': assert M._check_fit('patches', Patches().to(device), (1, 8, 8), 3)
-    assert M.macs(Patches(), (1, 8, 8)) == 4*5*16 + 5*3
+    for device in 'cpu', 'meta': assert M._check_fit('patches', Patches(4).to(device), (1, 8, 8), 3)
+    assert M.macs(Patches(4), (1, 8, 8)) == 4*5*16 + 5*3

@@ -284,7 +284,6 @@ def hide_lines_of_warnings():
     "From now on, this process prints a warning without the line that led to it."
     warnings.formatwarning = lambda said, kind, *_: f'{kind.__name__}: {said}\n'
 
-
 # %% ../../nbs/ground/messages.ipynb #f3a5b816
 def first_line(
     error, # exception, perhaps with a message of many lines

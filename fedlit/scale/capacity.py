@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..method import asks_for, server_readers
 from ..batches import Batches
 from ..local import Local
+from ..engine.inputs import probe_forward
 from ..models import make_blank
 from ..cohort import Broadcast
 from ..round import local_phase
@@ -26,7 +27,7 @@ def _round(method, model, shape, classes, clients, proxy, statistics='averaged',
     x = torch.randn(len(who), 1, 2, *shape, generator=torch.Generator().manual_seed(0))
     like = make_blank(model, shape)
     if not like.is_floating_point(): x = (x > 0).long()
-    with torch.no_grad(): places = model.eval()(like)[1].shape[2:] # of a dense target
+    places = probe_forward(model, like)[1].shape[2:] # of a dense target
     y = torch.arange(2).view(2, *[1]*len(places)).expand(len(who), 1, 2, *places) % classes
     local = Local(batch_size=2, lr=1e-3)
     state = start(method, model, clients, statistics)
