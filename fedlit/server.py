@@ -232,11 +232,11 @@ def _deploy_offer(state, client, given):
                 buffers=mine(state.buffers), server=state.server, fixed=state.fixed, round=state.round,
                 clients=state.clients, generator=torch.Generator())
 
-def _deploying(method, trained): # trained: has the client just trained?
+def _deploy_parts(method, trained): # trained: has the client just trained?
     "The parts that make its network: first what moves it before training, if it has not trained, last what tunes it."
-    begins = lambda part: overrides(part, 'begin')
-    return sorted(((n, p) for n, p in parts_with(method, 'deploy') if not (trained and begins(p))),
-                  key=lambda np: not begins(np[1]) and 1 + asks_for(np[1], 'deploy', 'data'))
+    def place(part): return 0 if overrides(part, 'begin') else 1 + asks_for(part, 'deploy', 'data')
+    parts = sorted(parts_with(method, 'deploy'), key=lambda pair: place(pair[1]))
+    return [(name, part) for name, part in parts if place(part) or not trained]
 
 def _own_network(method, state, offer, use, trained): # use: function (params, buffers, train) -> params in use
     "Apply the `deploy` hooks to the tensors of a client."
@@ -245,7 +245,7 @@ def _own_network(method, state, offer, use, trained): # use: function (params, b
             raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
     new = offer['params']
     with Seeded(('deploy', state.seed, state.round, offer['number'])):
-        for name, part in _deploying(method, trained): new = ask(part.deploy, part_view(dict(offer, params=new), name))
+        for name, part in _deploy_parts(method, trained): new = ask(part.deploy, part_view(dict(offer, params=new), name))
     buffers, seen = offer['buffers'], lambda params: use(params, offer['buffers'], False).keys()
     if offer['params'].keys() - new.keys() and (gone := seen(offer['params']) - seen(new)):
         raise TypeError(without_tensors(gone, f'`deploy` of {method!r} returned'))
