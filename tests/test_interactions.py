@@ -131,6 +131,7 @@ def test_seeds_mean_in_python_what_they_mean_on_the_command_line(call):
 
 def test_it_goes_on_from_its_folder_and_refuses_another(tmp_path):
     whole = interactions([A, B], seeds=(0,), **QUICK)
+    assert 'points, one seed, adjusted' in repr(whole) and not any('nan' in t.get_text() for t in whole.plot().texts)
     count = []
     class Stop(Exception): pass
     def stopping(m, s, checkpoint):

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from ..ground.files import result_path
 from ..measure import spread
-from .evidence import (LEVEL, MOST, Evidence, interval, paired_test, seeds_needed, sequential_interval,
-                                    sequential_seeds, sequential_test, together)
+from .evidence import (LEVEL, MOST, Evidence, interval, interval_text, paired_test, seeds_needed,
+                                    sequential_interval, sequential_seeds, sequential_test, together)
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
@@ -316,7 +316,7 @@ def _cells(w):
     s, ends = spread(w.differences), sequential_interval if w.evidence.test == 'sequential' else interval
     low, high = ends(w.differences)
     none = s.n < 2 or w.evidence.test == 'counted'
-    spans = '' if none else 'too few seeds' if math.isinf(high - low) else f'{low:+.2f} to {high:+.2f}'
+    spans = '' if none else interval_text(low, high)
     return columns | dict(measured=f'{s.mean:+.2f} {w.numbers.unit}'.rstrip(), interval=spans, seeds=s.n,
                           test=w.evidence.test)
 

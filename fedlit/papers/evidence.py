@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ALL_SIGNS', 'LEVEL', 'FEW', 'ASIDE', 'POWER', 'MOST', 'BETS', 'sign_flips', 'Evidence', 'equal', 'paired_test',
-           'subset_means', 'interval', 'mean_and_margin', 'next_run', 'seeds_needed', 'together', 'capital',
-           'sequential_test', 'sequential_interval', 'sequential_seeds']
+           'subset_means', 'interval', 'mean_and_margin', 'interval_text', 'next_run', 'seeds_needed', 'together',
+           'capital', 'sequential_test', 'sequential_interval', 'sequential_seeds']
 
 # %% ../../nbs/papers/evidence.ipynb #c60017a0
 import math, numpy as np
@@ -65,6 +65,11 @@ def interval(differences, level=LEVEL): # level: how often the interval may miss
 def mean_and_margin(values, digits=1): # digits: number of decimals
     "Mean and margin as text, such as `62.0 ± 5.0`."
     return format(spread(values), f'.{digits}f')
+
+def interval_text(low, high, digits=2): # digits: number of decimals
+    "An interval as text, such as `+0.51 to +2.30`, or in words why it has no ends."
+    if math.isnan(low): return 'one seed'
+    return 'too few seeds' if math.isinf(high - low) else f'{low:+.{digits}f} to {high:+.{digits}f}'
 
 # %% ../../nbs/papers/evidence.ipynb #0645855e
 ASIDE = .01 # share of their distance by which bounds are moved outwards

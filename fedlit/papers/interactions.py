@@ -18,7 +18,7 @@ from ..ground.fingerprint import differences
 from ..measure import LESS, first_of
 from ..method import FedAvg, total
 from .claims import ends
-from .evidence import FEW, LEVEL, interval, paired_test, seeds_needed, together
+from .evidence import FEW, LEVEL, interval, interval_text, paired_test, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of, give_runs
 from ..run import shield
@@ -191,7 +191,7 @@ def pairs(self:Interactions, scale='points') -> pd.DataFrame: # one row per pair
 def __repr__(self:Interactions):
     t = self.pairs()
     name = lambda r: f'{parse(r.a).name} + {parse(r.b).name}'
-    numbers = lambda r: (f'{r.mean:+6.2f} points, {r.low:+.2f} to {r.high:+.2f}, '
+    numbers = lambda r: (f'{r.mean:+6.2f} points, {interval_text(r.low, r.high)}, '
                          f'adjusted p {r.adjusted:.3f}: {r.verdict}')
     lines = [f'{name(r):28} ' + (f'empty: {r.why}' if r.why else numbers(r)) for r in t.itertuples()]
     decided = (t.verdict.notna() & (t.verdict != 'undecided')).sum()
@@ -210,8 +210,7 @@ def _cell(ax, x, y, row, most, unit):
     ax.add_patch(plt.Rectangle((x-.48, y-.48), .96, .96, fc=colour, ec='none'))
     ax.text(x, y-.08, f"{row['mean']:+.{unit}f}", ha='center', va='center', fontsize=10,
             weight='bold' if decided else 'normal', color='black' if decided else '.4')
-    ax.text(x, y+.22, f"{row['low']:+.{unit}f} to {row['high']:+.{unit}f}", ha='center', va='center', fontsize=6.5,
-            color='.25')
+    ax.text(x, y+.22, interval_text(row['low'], row['high'], unit), ha='center', va='center', fontsize=6.5, color='.25')
 
 # %% ../../nbs/papers/interactions.ipynb #5e6864f5
 @patch
