@@ -627,7 +627,7 @@ def test_no_figure_scrolls_or_is_shown_at_less_than_60_percent_of_its_size(tab):
     assert len(wide) > 5
     for name in wide:
         show(tab, name)
-        for src, shown, over in tab.evaluate("""() => [...document.querySelectorAll('article .cell_output img')].map(e =>
+        for src, shown, over in tab.evaluate("""() => [...document.querySelectorAll('.cell_output img')].map(e =>
                 [e.src, e.getBoundingClientRect().width, e.closest('.cell_output').scrollWidth - 768])"""):
             if not src.endswith('.png'): continue
             png = base64.b64encode(Path(unquote(urlsplit(src).path)).read_bytes()).decode()
