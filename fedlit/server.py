@@ -245,8 +245,7 @@ def _own_network(method, state, offer, use, trained): # use: function (params, b
             raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
     new = offer['params']
     with Seeded(('deploy', state.seed, state.round, offer['number'])):
-        for name, part in _deploy_parts(method, trained):
-            new = ask(part.deploy, part_view(dict(offer, params=new), name))
+        for name, p in _deploy_parts(method, trained): new = ask(p.deploy, part_view(dict(offer, params=new), name))
     buffers, seen = offer['buffers'], lambda params: use(params, offer['buffers'], False).keys()
     if offer['params'].keys() - new.keys() and (gone := seen(offer['params']) - seen(new)):
         raise TypeError(without_tensors(gone, f'`deploy` of {method!r} returned'))
