@@ -116,7 +116,7 @@ def image_options(png):
     "How a PNG is shown: in its own size; one that the column would shrink too much scrolls in its place."
     wide = shown_width(png)
     if wide and LEAST*wide > COLUMN: return {'width': f'{round(LEAST*wide) + 1}px'}
-    return {'width': f'{wide}px'} if wide else {}
+    return {'width': f'{min(wide, COLUMN)}px'} if wide else {}
 
 def text_of(output, kind): return ''.join(output.get('data', {}).get(f'text/{kind}', ''))
 

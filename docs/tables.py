@@ -14,7 +14,7 @@ DASH, WORDS = '–', 40 # characters from which a cell is a sentence, which want
 MANY = 7 # columns, from which they stand closer
 
 # what is a label in the runs, and has another name on the site; runs are found by theirs
-NAMES = {'small_cifar10': 'CIFAR-10 (small)', 'Scaffold': 'SCAFFOLD'}
+NAMES = {'small_cifar10': 'CIFAR-10 (small)'}
 
 def named(html): return re.sub(rf"\b({'|'.join(NAMES)})\b", lambda m: NAMES[m[1]], html)
 

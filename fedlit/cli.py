@@ -455,8 +455,9 @@ def _name_outputs(a): return f"this table{a.json and f' and {a.json}' or ''}" # 
 def _shown(rows):
     "The table as it is printed, without columns that no method has."
     import pandas as pd
+    from fedlit.papers.claims import table_lines
     table = pd.DataFrame(rows).rename(columns=dict(seconds_a_round='s a round'))
-    return table.loc[:, (table != '').any()].to_string(index=False)
+    return table_lines(table.loc[:, (table != '').any()], index=False)
 
 # %% ../nbs/cli.ipynb #ef5dcf0b
 def compare(a):
@@ -478,20 +479,26 @@ def compare(a):
             said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
             _finish(_shown(rows), (a.json, lambda path: write_json(path, said)))
 
-# %% ../nbs/cli.ipynb #f12f7a3d
+# %% ../nbs/cli.ipynb #lstent01
 def _folder(option, path):
     if path and os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f'{option} {path} is a file, but what is written takes a folder')
 
+def _list_entries(a):
+    from fedlit.papers import catalogue
+    from fedlit.papers.claims import table_lines, wrap_text
+    listed = catalogue.listing(a.out, a.entry, [a.scale] if a.scale else catalogue.SCALES, a.only)
+    head, *lines = table_lines(listed.drop(columns='source'), index=False).splitlines() # too long for a line
+    print(head.rstrip(), *(wrap_text(line, head.index('caption')) for line in lines), sep='\n')
+
+# %% ../nbs/cli.ipynb #f12f7a3d
 def reproduce(a):
     "Dimensional collapse and its cure, on digits: figures and a table of claims; or entries of the papers' catalogue"
     if not (a.entry or a.list): return _collapse(a)
     if a.executor: a.executor = _executor(a.executor)
     _folder('--out', a.out)
     from fedlit.papers import catalogue
-    if a.list:
-        listed = catalogue.listing(a.out, a.entry, [a.scale] if a.scale else catalogue.SCALES, a.only)
-        return print(listed.to_string(index=False, justify='left'))
+    if a.list: return _list_entries(a)
     from fedlit.engine.inputs import check_device
     if a.device and a.device != 'auto': check_device(a.device)
     if a.rounds: raise ValueError('--rounds belongs to the main job; of an entry, --scale decides the rounds')

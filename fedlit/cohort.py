@@ -292,6 +292,8 @@ def begin(self:Cohort):
     new, out = copy.copy(self), self.per_client('begin', of_one)
     whole = partial(torch.clone, memory_format=torch.contiguous_format)
     new.params, new.buffers = (tmap(whole, out[k]) for k in ('params', 'buffers'))
+    begun = {**out['params'], **out['buffers']}
+    new.received = {k: begun[k] if k in self.home else v for k, v in self.received.items()}
     new.mine = {**self.mine, 'client': out['client']}
     if wants(method, 'initial'): new.mine['initial'] = out['params']
     return new

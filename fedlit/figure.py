@@ -63,20 +63,23 @@ def apart(
 
 # %% ../nbs/14_figure.ipynb #45217640
 def _name_ends(ax, lines):
-    "Name each line at its end; `lines` maps label -> (x, y, colour)"
+    "Name each line at its end, joined by a leader; `lines` maps label -> (x, y, colour)"
+    for label, (x, y, colour) in lines.items():
+        if len(y): ax.annotate(label, (x[-1], y[-1]), (8, 0), textcoords='offset points', va='center', color=colour,
+                               annotation_clip=False, gid='end', arrowprops=dict(
+                                   arrowstyle='-', color=colour, lw=.6, shrinkA=0, shrinkB=1, relpos=(0, .5)))
     ax.figure.canvas.figure.draw_without_rendering() # of the whole figure, if this is a part of one
-    ends = {l: (x[-1], y[-1]) for l, (x, y, _) in lines.items() if len(y)}
-    size = np.array([ax.bbox.width, ax.bbox.height]) * 72/ax.figure.dpi
-    at = {l: (ax.transData + ax.transAxes.inverted()).transform(e) * size for l, e in ends.items()}
-    for last in True, False:
-        here = [l for l in at if (at[l][0] > .75*size[0]) == last]
-        for l, h in zip(here, apart([at[l][1] + 12*(not last) for l in here], 11, 0, size[1])):
-            _name(ax, l, ends[l], lines[l][2], (size[0] + 8 - at[l][0]) if last else 8, h - at[l][1])
+    for one in ax.get_shared_y_axes().get_siblings(ax): _place_names(one)
 
-def _name(ax, label, end, colour, right, up):
-    "Write a label `right` and `up` points from a line's end, with a leader to it"
-    ax.annotate(label, end, (right, up), textcoords='offset points', va='center', color=colour, annotation_clip=False,
-                arrowprops=dict(arrowstyle='-', color=colour, lw=.6, shrinkA=0, shrinkB=1, relpos=(0, .5)))
+def _place_names(ax):
+    "Move the names at the ends of lines apart"
+    names = [t for t in ax.texts if t.get_gid() == 'end']
+    size = np.array([ax.bbox.width, ax.bbox.height]) * 72/ax.figure.dpi
+    at = [(ax.transData + ax.transAxes.inverted()).transform(t.xy) * size for t in names]
+    for last in True, False:
+        here = [(t, x, y) for t, (x, y) in zip(names, at) if (x > .75*size[0]) == last]
+        for (t, x, y), h in zip(here, apart([y + 12*(not last) for _, _, y in here], 11, 0, size[1])):
+            t.xyann = (size[0] + 8 - x) if last else 8, h - y
 
 # %% ../nbs/14_figure.ipynb #6fc00399
 def _draw(ax, curves, accent, middle, x=None, threshold=None, **axes):

@@ -232,12 +232,20 @@ def _deploy_offer(state, client, given):
                 buffers=mine(state.buffers), server=state.server, fixed=state.fixed, round=state.round,
                 clients=state.clients, generator=torch.Generator())
 
-def _own_network(method, state, offer, use): # use: function (params, buffers, train) -> params of a forward pass
+def _deploy_parts(method, trained): # trained: has the client just trained?
+    "The parts that make its network: first what moves it before training, if it has not trained, last what tunes it."
+    def place(part): return 0 if overrides(part, 'begin') else 1 + asks_for(part, 'deploy', 'data')
+    parts = sorted(parts_with(method, 'deploy'), key=lambda pair: place(pair[1]))
+    return [(name, part) for name, part in parts if place(part) or not trained]
+
+def _own_network(method, state, offer, use, trained): # use: function (params, buffers, train) -> params in use
     "Apply the `deploy` hooks to the tensors of a client."
     for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():
         if asks_for(method, 'deploy', need) and need not in offer:
             raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
-    with Seeded(('deploy', state.seed, state.round, offer['number'])): new = through(method, 'deploy', 'params', offer)
+    new = offer['params']
+    with Seeded(('deploy', state.seed, state.round, offer['number'])):
+        for name, part in _deploy_parts(method, trained): new = ask(part.deploy, part_view(dict(offer, params=new), name))
     buffers, seen = offer['buffers'], lambda params: use(params, offer['buffers'], False).keys()
     if offer['params'].keys() - new.keys() and (gone := seen(offer['params']) - seen(new)):
         raise TypeError(without_tensors(gone, f'`deploy` of {method!r} returned'))
@@ -252,7 +260,7 @@ def deploy_network(
     data=None,   # that client's samples and labels, prepared; needed if hooks ask for `data`
     model=None,  # the network; needed if hooks ask for `forward`
     criterion=cross_entropy, # function of (logits, y)
-    number=None, # the client's number, if `client` is only its row in `state`
+    number=None, # the client's number, if it has just trained and `client` is only its row in `state`
 ): # (params, buffers) for the model; function of (logits, features, x) -> logits, None if no hook overrides `predict`
     "The network as it is used between rounds, the server's or a client's, and a function that changes its logits."
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
@@ -260,7 +268,8 @@ def deploy_network(
     forward = _through(use, model) if any(overrides(method, hook) for hook in BETWEEN) else None
     offer = _deploy_offer(state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
                                          number=client if number is None else number))
-    if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer, use)
+    if client is not None and overrides(method, 'deploy'):
+        offer = _own_network(method, state, offer, use, trained=number is not None)
     params, buffers = offer['params'], offer['buffers']
     def answer(logits, features, x):
         with Seeded(('predict', state.seed, state.round, *(() if client is None else (offer['number'],)))):

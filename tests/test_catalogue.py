@@ -586,7 +586,7 @@ def test_paper_and_released_code_stand_side_by_side():
     assert 'momentum=0.9' in ten['FedAvgM (released)'] and 'FedNova' in ten
     for id in ('feddecorr/table8', 'feddecorr/tpami-table2', 'moon/table1', 'moon/table3'):
         form = methods(id, data='cifar10' if 'feddecorr' in id else 'cifar100')
-        assert 'corrected' in form['Scaffold'] and "form='paper'" in form['Scaffold (as printed)'], id
+        assert 'corrected' in form['SCAFFOLD'] and "form='paper'" in form['SCAFFOLD (as printed)'], id
     dse, gse = methods('feddse/table3.4', data='mnist'), methods('fedgse/table4.3', data='mnist')
     assert "mode='probs'" in dse['FedDSE T=1 (released)'] and "mode='softmax'" in dse['FedDSE T=1']
     assert "form='released'" in gse['FedGSE-SPL (released)'] and "form='released'" not in gse['FedGSE-SPL']

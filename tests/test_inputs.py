@@ -624,6 +624,7 @@ def test_compare_on_the_command_line(tmp_path, capsys, monkeypatch):
     words = ('compare', *FAST[1:], '--methods', 'FedAvg()', '--seeds', 0, 1,
              '--out', tmp_path/'c', '--json', tmp_path/'t.json')
     cli(*words)
+    assert '\nFedAvg() ' in (out := capsys.readouterr().out) and '±' in out # text begins at the left
     t = json.loads((tmp_path/'t.json').read_text())
     assert t['asked']['setting']['partition'] == 'dirichlet(alpha=0.5)' and t['asked']['seeds'] == [0, 1]
     assert ([r['seed'] for r in t['runs']] == [0, 1] and t['table'][0]['method'] == 'FedAvg()')

@@ -145,6 +145,21 @@ def test_it_goes_on_from_its_folder_and_refuses_another(tmp_path):
     assert on.runs == whole.runs and [f.name for f in tmp_path.iterdir()] == ['interactions.json']
     with pytest.raises(ValueError, match='alpha'): interactions([A, B], (0,), tmp_path, alpha=1., **QUICK)
 
+def test_two_processes_with_other_seeds_share_a_folder(tmp_path):
+    def ask(seed, before=lambda: None, **asked):
+        def train(*_):
+            before()
+            return SimpleNamespace(history=pd.DataFrame(dict(round=[1], accuracy=[seed/10], loss=[1.])))
+        return interactions([A, B], (seed,), tmp_path, train, asked, progress=False)
+    def meanwhile(*args, **kw): # another process runs from beginning to end during the first run of this one
+        todo = iter([lambda: ask(*args, **kw)])
+        return lambda: next(todo, lambda: None)()
+    ask(3, meanwhile(5))
+    assert [s for _, s in Interactions.load(tmp_path/'interactions.json').runs].count(5) == 4
+    (tmp_path/'interactions.json').unlink()
+    with pytest.raises(ValueError, match='alpha: 1 there, None here'), pytest.warns(match='0 of 4|1 of 4'):
+        ask(3, meanwhile(5, alpha='1'))
+
 def test_a_folder_of_other_data_is_refused(tmp_path):
     "Whose description is the same, but not its samples; and a function needs no address to be known again."
     some = lambda seed: load('digits').subset(200, seed=seed, test=100)

@@ -272,6 +272,13 @@ def test_names_never_overlap_and_stay_in_the_figure(n):
                fig.spectra({l: v[:, ::-1] for l, v in curves.items()})):
         assert overlaps(ax) == 0 and len(ax.texts) == n and tuple(ax.figure.get_size_inches()) == (6, 3)
 
+def test_names_do_not_overlap_where_a_later_panel_changes_the_limits():
+    whole, (one, two) = plt.subplots(1, 2, sharey=True)
+    for ax, low in (one, .85), (two, -9): fig.against_rounds({str(k): [low, .9 + .02*k] for k in range(4)}, ax=ax)
+    whole.draw_without_rendering()
+    assert overlaps(one) == overlaps(two) == 0
+    plt.close(whole)
+
 def test_a_dead_spectrum_ends_its_line():
     ax = fig.spectra({'alive': torch.tensor([1., .1, .01, .001]), 'dead': torch.tensor([1., .1, 0., 0.])},
                      accent='dead')

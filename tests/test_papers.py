@@ -34,7 +34,7 @@ def test_a_gain_minus_a_gain_is_not_called_nothing():
     assert not (bold := {(id, text) for id, text, _ in claims() if 'hardly' in text}), bold
 
 def test_a_claim_about_scaffold_says_which_form():
-    named = [(id, text) for id, text, _ in claims() if 'Scaffold' in text]
+    named = [(id, text) for id, text, _ in claims() if 'SCAFFOLD' in text]
     assert {'moon/table1', 'feddecorr/table8', 'feddecorr/table9'} <= {id for id, _ in named}
     assert all('corrected form' in text for _, text in named), named
 
@@ -155,8 +155,8 @@ BY_HAND = [
     ('feddecorr/table6', 'DeCov lowers', lambda t: side(t, method='FedAvg') - side(t, method='FedAvg+DeCov')),
     ('moon/fig7', 'with 20 local epochs MOON is ahead of FedAvg',
      lambda t: side(t, method='MOON', epochs=20) - side(t, method='FedAvg', epochs=20)),
-    ('moon/table3', 'Scaffold (corrected form) falls behind',
-     lambda t: side(t, method='FedAvg') - side(t, method='Scaffold')),
+    ('moon/table3', 'SCAFFOLD (corrected form) falls behind',
+     lambda t: side(t, method='FedAvg') - side(t, method='SCAFFOLD')),
     ('moon/table5', 'the distance gains nothing', lambda t: side(t, method='FedAvg') - side(t, method='l2')),
     ('moon/table1', 'MOON leads FedAvg by at least two',
      lambda t: side(t, method='MOON') - side(t, method='FedAvg') - 2),

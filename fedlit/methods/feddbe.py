@@ -12,6 +12,7 @@ from ..batches import valid_mean
 from ..method import Method, overrides
 from .ditto import OwnNetwork
 from .fedper import FedBABU, linear_head
+from .fedrod import FedRoD
 
 # %% ../../nbs/methods/48_feddbe.ipynb #b3fa5b32
 class FedDBE(Method):
@@ -23,6 +24,7 @@ class FedDBE(Method):
     ranges = dict(kappa='at least 0', momentum='in (0, 1]')
     def refuses(self, other, before):
         if isinstance(other, FedBABU): return 'FedBABU takes away the head, whose bias a vector changes'
+        if isinstance(other, FedRoD): return "FedRoD trains a client's head on features without the vector"
         if other.protects == 'clients': return f'{other.name} sends no buffers, and the mean feature is one'
         if before and overrides(other, 'merge'):
             return f"it sees the server's step, and so the mean feature, first: write FedDBE + {other.name}"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
                            feddse, fedgse, landscape)                                   # CATALOGUE
-from .claims import WIDTH, tally, verdict_lines, verdict_view, wrap_text
+from .claims import WIDTH, table_lines, tally, verdict_lines, verdict_view, wrap_text
 from .drawings import display_linked
 from ..ground.messages import unknown_name
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command,
@@ -159,7 +159,7 @@ def _tell(e, said, scale, out):
     for name, t in [*said.tables, ('beside the paper' if e.published else 'numbers', said.beside)]:
         if t is not None and len(t):
             plain = isinstance(t.index, pd.RangeIndex)
-            print(f'\n{name}'.rstrip(), t.to_string(justify='left', line_width=WIDTH, index=not plain), sep='\n')
+            print(f'\n{name}'.rstrip(), table_lines(t, line_width=WIDTH, index=not plain), sep='\n')
     if len(said.rows): print('\nclaims', verdict_lines(said.claims), sep='\n')
     if said.figures: print('  Figures:', ', '.join(map(str, said.figures)))
     if said.written: print('  Tables: ', ', '.join(map(str, said.written)))

@@ -18,7 +18,7 @@ from ..figure import bars, spectra, style
 from ..measure import count_large
 from .claims import above_zero, ahead, judge, level, ours, results, wrap_text
 from .depth import LONG, perceptron
-from .drawings import axis_figure, rounds_figure, table
+from .drawings import COLUMN, axis_figure, rounds_figure, table
 from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, note_look)
 from .evidence import paired_test, sequential_test
 from .feddecorr import ALL, EVEN, FOUR, PAIR, UNEVEN, helps, uneven, with_and_without
@@ -45,7 +45,7 @@ def spectra_by_alpha(rows):
     "Draw singular values of global and local models: by alpha, and with FedDecorr at the smallest alpha."
     import matplotlib.pyplot as plt
     with style():
-        fig, axs = plt.subplots(2, 2, figsize=(11, 6), sharey=True, gridspec_kw=dict(wspace=.3, hspace=.45))
+        fig, axs = plt.subplots(2, 2, figsize=(COLUMN, 6), sharey=True, gridspec_kw=dict(wspace=.5, hspace=.45))
     for (left, right), value, who in zip(axs, ('spectrum', 'local_spectrum'), ('global', 'local')):
         spectra({f'alpha = {a}': curves(rows, value, 'FedAvg', a) for a in sorted(rows.alpha.unique())},
                 ax=left, threshold=1e-2)
@@ -66,7 +66,7 @@ def accuracy_bars(rows):
     share = rows.assign(accuracy=rows.accuracy_late/100)
     both = lambda m, a: {'without': curves(share, 'accuracy', m, a),
                          'with FedDecorr': curves(share, 'accuracy', f'{m}+FedDecorr', a)}
-    with style(): fig, ax = plt.subplots(figsize=(12, 3))
+    with style(): fig, ax = plt.subplots(figsize=(COLUMN, 3))
     bars({(f'alpha = {a}', m): both(m, a) for a in sorted(rows.alpha.unique()) for m in ALL
           if len(curves(share, 'accuracy', m, a))},
          ax=ax, accent='with FedDecorr')

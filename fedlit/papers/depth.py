@@ -74,7 +74,7 @@ SHOWN = {('FedAvg', float('inf')): 'even labels', ('FedAvg', .05): 'alpha = 0.05
 def layers_figure(rows):
     "Draw the effective rank after every layer, with even and uneven labels and with FedDecorr, by depth."
     named = rows.assign(method=list(map(SHOWN.get, zip(rows.method, rows.alpha))), data=rows.depth.map(cell_name))
-    fig = rounds_figure(value='layer_rank', ylabel='effective rank', xlabel='layer', width=4.2)(named)
+    fig = rounds_figure(value='layer_rank', ylabel='effective rank', xlabel='layer')(named)
     fig.axes[0].set_ylim(0)
     return fig
 

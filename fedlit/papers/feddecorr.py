@@ -47,7 +47,7 @@ def decorr_row(name):
     "A change that turns a setting into a row such as 'MOON+FedDecorr', with the printed hyperparameters."
     def change(s):
         published, ends_alike = s.model in ('mobilenetv2', 'alexnet_bn'), s.model in ('mobilenetv2', 'cnn_bn')
-        own = dict(FedProx='FedProx(mu=0.001)', MOON='MOON(mu=1.0)', Scaffold='SCAFFOLD()',
+        own = dict(FedProx='FedProx(mu=0.001)', MOON='MOON(mu=1.0)', SCAFFOLD='SCAFFOLD()',
                    FedDecorr='FedDecorr(beta=0.1)',
                    FedAvgM=f"FedAvgM(momentum=0.5, form={'released' if published else 'paper'!r})")
         projected = 'MOON' in name and ends_alike and s.data in ('cifar10', 'cifar100')
@@ -347,14 +347,14 @@ entry('feddecorr/table2', 'ICLR Table 2, TPAMI Table I',
       grid=main_table('tiny_imagenet'), claims=EACH_GAIN, published='Table 2')
 
 # %% ../../nbs/papers/feddecorr.ipynb #9907e7d7
-TEN = decorr_rows('Scaffold', 'FedNova') | with_and_without(*ALL)
-CORRECTED = 'Scaffold (corrected form)'
+TEN = decorr_rows('SCAFFOLD', 'FedNova') | with_and_without(*ALL)
+CORRECTED = 'SCAFFOLD (corrected form)'
 BEST_OF_FOUR = {f'the best of four methods with FedDecorr is ahead of {said} at alpha {a}':
                 best([final_accuracy(f'{b}+FedDecorr', alpha=a) for b in ALL], [final_accuracy(m, alpha=a)])
-                for a in FOUR[:3] for m, said in (('Scaffold', CORRECTED), ('FedNova', 'FedNova'))}
+                for a in FOUR[:3] for m, said in (('SCAFFOLD', CORRECTED), ('FedNova', 'FedNova'))}
 
 BEST_OF_TEN = {f'the highest accuracy of all ten rows is with FedDecorr ({said})':
-                   best_with(ALL, ('Scaffold', 'FedNova'), **a) for said, a in ALPHAS.items()}
+                   best_with(ALL, ('SCAFFOLD', 'FedNova'), **a) for said, a in ALPHAS.items()}
 
 SCAFFOLD_ROW = ('The released code has no SCAFFOLD; this row uses fedlit\'s corrected form, which, unlike the printed '
                 'one, allows for momentum.')
@@ -491,7 +491,7 @@ FEWEST, MOST = dict(classes=3), dict(classes=5)
 BY_CLASSES = ({f'its gain shrinks with more classes a client ({b}, gain at 3 minus gain at 5)':
                    shrinks(b, FEWEST, MOST) for b in ALL}
               | {f'the highest accuracy of all ten rows is with FedDecorr ({m} classes a client)':
-                     best_with(ALL, ('Scaffold', 'FedNova'), classes=m) for m in (3, 4, 5)}
+                     best_with(ALL, ('SCAFFOLD', 'FedNova'), classes=m) for m in (3, 4, 5)}
               | {f'FedDecorr raises the accuracy of {b} (3 classes a client)': helps(b, **FEWEST) for b in ALL}
               | {'it adds at least two points with the fewest classes (mean over methods)': sizeable(FEWEST)})
 

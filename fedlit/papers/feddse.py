@@ -18,7 +18,7 @@ from ..figure import palette, style
 from ..methods import FedDSE, FedGSE, OldCounts
 from .claims import (above_zero, add_early_accuracy, ahead, all_of, best, best_minus_worst, beyond,
                                   final_accuracy, level, levels_off, mean_of, minus, nth, ours, trend_along, wins)
-from .drawings import axis_figure, table
+from .drawings import COLUMN, axis_figure, table
 from .entries import classes_each, entry, grid, in_proportion, setting_field, strides
 from .feddecorr import FIVE_SEEDS
 from .settings import Setting
@@ -163,7 +163,7 @@ def activation_figure(rows):
     seen = rows[(rows.heterogeneity == 'high')].iloc[0].activations
     pairs = [(k, (k + 1) % len(seen)) for k in range(len(seen))]
     with style():
-        fig, axs = plt.subplots(len(pairs), 3, figsize=(9, 1.15*len(pairs)), layout='constrained',
+        fig, axs = plt.subplots(len(pairs), 3, figsize=(COLUMN, 1.15*len(pairs)), layout='constrained',
                                 sharex='col', sharey='col', squeeze=False)
         for (j, k), row in zip(pairs, axs):
             for l, ax in enumerate(row):

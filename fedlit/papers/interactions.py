@@ -83,16 +83,16 @@ def interactions(
     made, _ = sums(methods)
     seeds = list_seeds(fewest(max(1, len(made))) if seeds is None else seeds)
     asked = {k: str(v) for k, v in kw.items() if not callable(v)} if asked is None else asked
-    file, runs = folder and Path(folder)/'interactions.json', {}
     if train is None:
         request = experiment(**(kw if 'partition' in kw else {'alpha': .1, **kw}))
         train, asked['fingerprint'] = (lambda *run: request(*run).run()), fingerprint_of(request(FedAvg(), 0))
-    if file and file.exists(): runs = _resume_runs(file, asked)
+    runs = _resume_runs(folder, asked) if folder else {}
     every, seen = (FedAvg(), *methods, *made.values()), Interactions(list(methods), seeds, runs, asked)
     return _complete_runs(seen, every, train, folder, progress)
 
 # %% ../../nbs/papers/interactions.ipynb #4fa13a4e
-def _resume_runs(file, asked):
+def _resume_runs(folder, asked):
+    if not (file := Path(folder)/'interactions.json').exists(): return {}
     there = Interactions.load(file)
     was, now = ({'fingerprint': {}, **said} for said in (there.asked, asked))
     differ = differences(was.pop('fingerprint'), now.pop('fingerprint'))
@@ -108,6 +108,7 @@ def _complete_runs(seen, every, train, folder, progress): # every: the methods a
             checkpoint = folder and str(file_of(folder, m, s))
             seen.runs[repr(m), s] = _curve_or_error(train, m, s, checkpoint)
             if not folder: continue
+            seen.runs.update(_resume_runs(folder, seen.asked)) # what another process has written meanwhile
             seen.save(Path(folder)/'interactions.json')
             forget(checkpoint)
     except (Exception, KeyboardInterrupt) as e:

@@ -48,7 +48,7 @@ def moon_row(name, mu=None): # mu: weight of the method's term; None: tuned at s
     def change(s):
         used = dict(MOON=5., FedProx=.01) if s.data == 'cifar10' and s.model != 'cnn_bn' else SHORT_WEIGHTS
         term = lambda name: float(mu or used[name])
-        own = dict(Scaffold='SCAFFOLD()', FedProx=f"FedProx(mu={term('FedProx')})", MOON=f"MOON(mu={term('MOON')})",
+        own = dict(SCAFFOLD='SCAFFOLD()', FedProx=f"FedProx(mu={term('FedProx')})", MOON=f"MOON(mu={term('MOON')})",
                    l2=f"MOON(mu={term('MOON')}, variant='l2')")
         return dict(method=own.get(name, f'{name}()'))
     return solo_change if name == 'SOLO' else change
@@ -57,7 +57,7 @@ def as_printed(s):
     "Another reading of a run: SCAFFOLD in its printed form."
     return {'as printed': replace(s, method=s.method.replace("SCAFFOLD(form='corrected')", "SCAFFOLD(form='paper')"))}
 
-SCAFFOLD_ROW = ('Scaffold is fedlit\'s corrected form, which allows for momentum; at paper scale the printed form '
+SCAFFOLD_ROW = ('SCAFFOLD is fedlit\'s corrected form, which allows for momentum; at paper scale the printed form '
                 'has its own row. It is not known which of them produced the published numbers.')
 
 # %% ../../nbs/papers/moon.ipynb #8882a197
@@ -88,15 +88,15 @@ entry('moon/tuning', 'not in the paper', 'Weights of MOON and FedProx on seeds t
 # %% ../../nbs/papers/moon.ipynb #98eca079
 def moon_rows(*names): return {n: moon_row(n) for n in names}
 ALL_SETS = 'cifar10', 'cifar100', 'tiny_imagenet'
-FEDERATED = 'FedAvg', 'FedProx', 'Scaffold', 'MOON'
+FEDERATED = 'FedAvg', 'FedProx', 'SCAFFOLD', 'MOON'
 REST = FEDERATED[:-1]
-leads = partial(wins, named={'Scaffold': CORRECTED, 'SOLO': 'training alone'})
+leads = partial(wins, named={'SCAFFOLD': CORRECTED, 'SOLO': 'training alone'})
 
 SIZES = {'MOON leads FedAvg by at least two points': beyond(ahead('MOON', 'FedAvg'), 2.),
          'FedProx is level with FedAvg, to within a point': level(ahead('FedProx', 'FedAvg')),
-         **ours({f'{CORRECTED} falls behind FedAvg': ahead('FedAvg', 'Scaffold')}),
+         **ours({f'{CORRECTED} falls behind FedAvg': ahead('FedAvg', 'SCAFFOLD')}),
          **{f'{said} gains at most a point on FedAvg (a point minus its gain)': beyond(ahead('FedAvg', m), -1.)
-            for m, said in (('FedProx', 'FedProx'), ('Scaffold', CORRECTED))}}
+            for m, said in (('FedProx', 'FedProx'), ('SCAFFOLD', CORRECTED))}}
 
 # %% ../../nbs/papers/moon.ipynb #3f625acc
 entry('moon/table1', 'Table 1', 'Final accuracy of five methods',
@@ -181,7 +181,7 @@ MOON_LEADS |= {'among the most parties MOON, mu=10, is ahead of the best of the 
 entry('moon/table3', 'Table 3', 'More parties',
       grid=CROWD, draw=table('method', 'parties'),
       claims=STRONG_MOON | MOON_LEADS
-             | {f'{CORRECTED} falls behind FedAvg among many parties': ahead('FedAvg', 'Scaffold')},
+             | {f'{CORRECTED} falls behind FedAvg among many parties': ahead('FedAvg', 'SCAFFOLD')},
       note='Known from the text: 61.8% against 55% with a hundred parties and mu=10. '
            'At the smaller scales there are twenty and forty parties.')
 

@@ -77,7 +77,7 @@ entry('moon/fig2', 'Fig. 2',
                 network={'all data': pool_data, 'a party alone': solo_change,
                          'FedAvg, the average': {}, 'FedAvg, a party': {}}),
       derive=seen,
-      draw=(('', of_first_seed(draw_map, 2.75, 2.9)), ('separated', table('network', 'data', 'separated', 3))),
+      draw=(('', of_first_seed(draw_map, 1.9, 2.2)), ('separated', table('network', 'data', 'separated', 3))),
       claims={'all data separate the classes better than the data of a party':
                   better('all data', 'a party alone'),
               'local training makes the features of the average worse':

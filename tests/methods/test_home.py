@@ -4,8 +4,8 @@ import numpy as np, pytest, torch
 from torch import nn
 from fedlit.method import FedAvg, Method
 from fedlit.methods import (
-    APFL, Ditto, DP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, FedRoD,
-    FFALoRA, FlexLoRA, LGFedAvg, OldCounts, pFedMe, pFedPara, SCAFFOLD, SOLO)
+    APFL, Ditto, DP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedPara, FedPer, FedProx, FedRep,
+    FedRoD, FFALoRA, FlexLoRA, LGFedAvg, OldCounts, pFedMe, pFedPara, SCAFFOLD, SOLO)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import best_factors, factors
 from fedlit.models import alexnet_bn
@@ -149,9 +149,11 @@ def test_fedcac_gives_critical_entries_the_circle_and_others_the_mean():
             assert torch.allclose(s.personal[k][i], torch.where(masks[i][k] > 0, own, mean), atol=1e-5)
 
 @pytest.mark.parametrize('executor', EXECUTORS)
-def test_fedcac_begins_with_the_newest_average_where_it_is_not_critical(executor):
-    "Four of six take part in a round; all six use their networks after it."
-    net, m, local = model(norm=False), FedCAC(share=.3, beta=4.), Local(lr=.1, momentum=.5)
+@pytest.mark.parametrize('mu', [0., 1.])
+def test_fedcac_begins_with_the_newest_average_where_it_is_not_critical(mu, executor):
+    "Four of six take part in a round; all six use their networks after it. FedProx holds a client where it began."
+    net, local = model(norm=False), Local(lr=.1, momentum=.5)
+    m = FedCAC(share=.3, beta=4.) + (FedProx(mu=mu) if mu else FedAvg())
     state, p = start(m, net, CLIENTS), SIZES.double()/SIZES.sum()
     mean, near, masks = {k: v.detach() for k, v in net.named_parameters()}, {}, {}
     def own(k): return {n: torch.where(masks[k][n] > 0, near[k][n], v) for n, v in mean.items()} if k in masks else mean
@@ -159,8 +161,11 @@ def test_fedcac_begins_with_the_newest_average_where_it_is_not_critical(executor
         ks, data, ends = who(r), batches(r), []
         data = dict(data, x=data['x'].double())
         for x, y, counts in zip(*data.values()):
-            net.load_state_dict(own(ks[len(ends)]))
-            end = sgd(net, [(x[t, :n], y[t, :n]) for t, n in enumerate(counts) if n], lr=.1, momentum=.5)
+            begun = {n: v.clone() for n, v in own(ks[len(ends)]).items()}
+            net.load_state_dict(begun)
+            end = sgd(net, [(x[t, :n], y[t, :n]) for t, n in enumerate(counts) if n], lr=.1, momentum=.5,
+                      term=lambda net, *_, w=begun: mu/2*sum((v - w[n]).square().sum()
+                                                             for n, v in net.named_parameters()))
             ends.append({n: v.detach() for n, v in end.named_parameters()})
         masks |= {k: critical(end, own(k), .3) for k, end in zip(ks, ends)}
         circle = circles({n: torch.stack([masks[k][n] for k in ks]) for n in mean}, r, 4.)

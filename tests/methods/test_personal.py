@@ -9,13 +9,13 @@ from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
-    APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedDecorr, FedDF, FedMD, FedPAC, FedPer, FedProto,
-    FedProx, FedDBE, FedNTD, FedRoD, IFCA, MaskedCE, MOON, PerFedAvg, pFedMe, SOLO)
+    APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBABU, FedCAC, FedDecorr, FedDF, FedMD, FedPAC, FedPer,
+    FedProto, FedProx, FedDBE, FedNTD, FedRoD, IFCA, MaskedCE, MOON, PerFedAvg, pFedMe, SOLO)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
-from fedlit.server import deploy_network, network_for
+from fedlit.server import deploy_network, ended_in, network_for
 from fedlit.state import pure, start
 from fedlit.result import Run
 from fedlit.run import federate
@@ -380,6 +380,34 @@ def test_personal_columns_are_of_adapted_networks():
     assert each.equals(run.per_client(task, tests, clients=parts))
     with pytest.raises(ValueError, match='from its samples; pass clients'): run.per_client(task, tests)
     assert each.personal.tolist() == pytest.approx(seen['personal'], abs=1e-9)
+
+@pytest.mark.parametrize('m', [FedCAC(share=0.), FedAS(lr=.1, batch=4), IFCA(), FedALA()], ids=lambda m: m.name)
+def test_what_has_just_been_trained_is_used_as_it_is(m):
+    "It is not moved once more to where a client would begin."
+    net, who = classifier(True), [2, 0]
+    state = federation(m, ROUNDS[:1])
+    out = local_phase(Broadcast(m, net, state, LOCAL), who, Batches(**{k: v[who] for k, v in DATA.items()}))
+    for i, k in enumerate(who):
+        own = {n: v[i] for tree in ('params', 'buffers') for n, v in out[tree].items()}
+        if m.name == 'IFCA':
+            at = f"cluster{out['client']['IFCA']['cluster'][i]}."
+            own |= {n.removeprefix(at): v[i] for n, v in out['params'].items() if n.startswith(at)}
+        params, buffers = deploy_network(m, ended_in(state, out), i, tuple(map(torch.cat, zip(*steps(k)))), net,
+                                         number=k)[0]
+        assert gap(own, {n: v for n, v in {**params, **buffers}.items() if n in net.state_dict()}) == 0
+
+@pytest.mark.parametrize('one, other', [
+    (FedALA(eta=.3), Ditto()), (FedAS(lr=.1, batch=4), Ditto()), (FedALA(eta=.3), pFedMe(lr=.01)),
+    (FedAS(lr=.1, batch=4), APFL()), (FedALA(eta=.3), FedRoD()), (FedALA(eta=.3), PerFedAvg(alpha=.2)),
+    (FedALA(eta=.3), FedBABU(steps=1)), (Ditto(), PerFedAvg(alpha=.2))], ids=lambda m: m.name)
+def test_a_network_for_use_is_made_in_the_order_of_training(one, other):
+    "First what moves a client before its first step, then what puts another network in place, then what tunes it."
+    nets = []
+    for m in (one + other, other + one):
+        state, data = federation(m, norm=False), tuple(map(torch.cat, zip(*steps(1))))
+        nets.append(network_for(m, state, 1, data, classifier(False))[0])
+    assert gap(*nets) < 1e-12 and (not isinstance(other, (Ditto, pFedMe)) or gap(
+        {n: state.personal[f'own.{n}'][1] for n in nets[0]}, nets[0]) == 0)
 
 @pytest.mark.parametrize('m', [PerFedAvg(alpha=.5), FedALA(), IFCA()], ids=lambda m: m.name)
 def test_a_run_from_a_file_makes_clients_networks_with_its_own_criterion(m, tmp_path):

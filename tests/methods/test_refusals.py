@@ -5,8 +5,8 @@ import pytest
 from fedlit.methods import (
     APFL, Clip, CoordinateMedian, DepthFL, Ditto, DP, DSFL, ExactDecorr, FedAdagrad, FedAdam, FedALA, FedAMP, FedAS,
     FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedDF, FedDSE, FedDyn, FederatedDropout, FedET,
-    FedNova, FedPAC, FedPara, FedPer, FedProto, FedProx, FedRep, FedRolex, FedSAM, FedYogi, FIARSE, FjORD, FlexLoRA,
-    HeteroFL, IFCA, Krum, MaskedCE, MOON, OwnLabels, PerFedAvg, pFedMe, Quantize, SCAFFOLD, TopK, TrimmedMean)
+    FedNova, FedPAC, FedPara, FedPer, FedProto, FedProx, FedRep, FedRoD, FedRolex, FedSAM, FedYogi, FIARSE, FjORD,
+    FlexLoRA, HeteroFL, IFCA, Krum, MaskedCE, MOON, OwnLabels, PerFedAvg, pFedMe, Quantize, SCAFFOLD, TopK, TrimmedMean)
 
 SHARES = 'a tuple of numbers in (0, 1]'
 CANNOT = [ # method, hyperparameter, values that it cannot have, what it must be
@@ -62,7 +62,8 @@ ADDED = [ # in this order or, of the second list, in either
     (pFedMe(), PerFedAvg(), 'both make the gradient anew'),
     (HeteroFL(), FedDF(), PART), (IFCA(), FedDF(), PART), (DepthFL(), FedET(), PART), (HeteroFL(), DSFL(), PART)]
 EITHER = [
-    (FedBABU(), FedDBE(), 'takes away the head'), (FedNova(), FedALA(), 'FedALA moves a client before its first step'),
+    (FedBABU(), FedDBE(), 'takes away the head'), (FedRoD(), FedDBE(), 'features without the vector'),
+    (FedNova(), FedALA(), 'FedALA moves a client before its first step'),
     (FedPAC(), HeteroFL(), 'mixes whole heads'), (FedPAC(), OwnLabels(), 'mixes whole heads'),
     (DepthFL(), PerFedAvg(), 'PerFedAvg trains on one answer before use')]
 
