@@ -68,7 +68,6 @@ def network(
     classes=10, # int
 ):              # the network, the shape of a sample
     "A network that the command measures."
-    if name not in NETWORKS: raise ValueError(f"no network {name!r}; there are {', '.join(NETWORKS)}")
     kind, options, shape, _ = NETWORKS[name]
     return build(kind, SimpleNamespace(classes=classes, x_train=torch.empty(0, *shape)), seed=0, **options), shape
 

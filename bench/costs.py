@@ -81,7 +81,6 @@ def measure(
     device='cpu',
 ) -> dict:         # as JSON holds it
     "Everything that the command measures of one network."
-    if name not in NETWORKS: raise ValueError(f"no network {name!r}; there are {', '.join(NETWORKS)}")
     where, began = this_machine(), time.perf_counter()
     network, shape, classes = NETWORKS[name]
     model = build(network, SimpleNamespace(classes=classes, x_train=torch.empty(0, *shape)), seed=0)

@@ -34,7 +34,8 @@ def numbers_rise_within_a_section():
 def every_figure_has_an_alternative_text():
     for p in pages.notebooks():
         for alt, *_ in pages.figures(p):
-            if len(alt) < 20: yield f'{p}: a cell that draws a figure begins with "#| fig-alt: what it shows"'
+            if len(alt.split()) < 6 or not re.match('[A-Z0-9]', alt):
+                yield f'{p}: a cell that draws a figure begins with "#| fig-alt: ", and a sentence on what it shows'
 
 LESSON, EXPORTED = 96, 120 # characters, of a cell that a reader sees run and of one that becomes part of the package
 LONGEST = 25 # lines of code in an exported cell, which is read in one breath

@@ -69,6 +69,11 @@ class Line(nn.Module):
 def square(out, y): return (out[:, 0] - y).square().mean()/2
 def slope(w, x, y): return ((x@w - y)[:, None]*x).mean(0)
 
+def ended(k, w):
+    "Where client `k` ends that begins at `w`."
+    for t in range(3): w = w - .1*slope(w, X[k, t], Y[k, t])
+    return w
+
 def fit(method, rounds, who, live, local, sizes=(1., 1.), executor='loop'):
     "The state after `rounds` of fedlit on the line; `who(round)` are the participants."
     net = Line()

@@ -69,8 +69,7 @@ def test_names_are_read_without_case_and_dashes(capsys):
 
 @pytest.mark.parametrize('args', [
     ['--partition', 'quantity_skew', '--alpha', '.1'], ['--concepts', '2'],
-    ['--partition', 'dirichlet(form="rebalanced")', '--alpha', '.05', '--clients', '100'],
-    ['--partition', 'dirichlet_mixture(train=60, test=20)']])
+    ['--partition', 'dirichlet(form="rebalanced")', '--alpha', '.05', '--clients', '100']])
 def test_every_partition_trains(args, tmp_path):
     main(['run', '--quiet', '--rounds', '1', '--steps', '1', '--json', str(file := tmp_path/'run.json'), *args])
     assert 0 < json.loads(file.read_text())['history'][0]['accuracy'] < 1
@@ -92,18 +91,10 @@ def test_a_run_says_how_it_was_recorded(record, tmp_path):
     main(['run', '--quiet', '--rounds', '2', '--epochs', '.1', '--checkpoint', str(tmp_path/'run')]) # it goes on
     assert Run.load(tmp_path/'run').state.round == 2
 
-@pytest.mark.filterwarnings('ignore:.*hardly vary')
-def test_the_command_line(tmp_path, capsys):
-    main(['run', '--quiet', '--rounds', '2', '--epochs', '1', '--method', 'MOON() + FedDecorr()',
-          '--json', str(tmp_path/'r.json'), '--save', str(tmp_path/'r.safetensors')])
-    assert (json.loads((tmp_path/'r.json').read_text())['history'][1]['round'] == 2
-            and Run.load(tmp_path/'r.safetensors').method == MOON() + FedDecorr())
-    main(['compare', '--quiet', '--rounds', '1', '--epochs', '1', '--methods', 'FedAvg()', 'FedProx()',
-          '--seeds', '0', '1'])
+def test_the_list_has_data_networks_and_methods(capsys):
     main(['list'])
     out = capsys.readouterr().out
-    assert '\nFedAvg() ' in out # text begins at the left
-    assert '±' in out and all(w in out for w in ('cifar10', 'mobilenetv2', 'exits_mlp', 'FedDecorr('))
+    assert all(w in out for w in ('cifar10', 'mobilenetv2', 'exits_mlp', 'FedDecorr('))
 
 @pytest.mark.parametrize('command', [['compare'], ['reproduce'], ['interactions', 'FedAvg()']], ids=lambda c: c[0])
 @pytest.mark.parametrize('texts,seeds', [
@@ -241,14 +232,6 @@ def test_ctrl_c_says_that_the_log_is_kept(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match='interrupted; nothing but .*log.csv is kept without --checkpoint'):
         main(['run', *SMALL, '--rounds', '2', '--log-csv', str(tmp_path/'log.csv')])
 
-@pytest.mark.parametrize('ask', [['run', '--checkpoint'], ['compare', '--out']], ids=lambda a: a[0])
-def test_ctrl_c_in_the_first_round_names_no_file(ask, tmp_path, monkeypatch):
-    def stop(*args, **kw): raise KeyboardInterrupt
-    monkeypatch.setattr('fedlit.run.Simulation.train', stop)
-    monkeypatch.setattr('fedlit.compare._train_all', stop)
-    with pytest.raises(SystemExit, match='interrupted in the first round; nothing is kept'):
-        main([ask[0], *SMALL, '--rounds', '2', ask[1], str(tmp_path/'there')])
-
 def test_a_repeated_run_is_recorded_as_it_was(tmp_path):
     main(['run', *SMALL, '--rounds', '1', '--record', 'false', '--json', str(tmp_path/'run.json')])
     assert _parse_args(['run', '--from', str(tmp_path/'run.json')]).record == 'false'
@@ -301,8 +284,6 @@ def test_the_list_takes_names_a_scale_and_a_part(tmp_path, capsys, monkeypatch):
     assert there == whole and len(lines) == 2
     _, lines = told('collapse', '--out', 'mine')
     assert f' 0/{whole} ' in lines['collapse'] and not list(tmp_path.iterdir())
-    with pytest.raises(SystemExit, match="no label 'sed'"): main(['reproduce', '--list', 'moon', '--only', 'sed=0'])
-    with pytest.raises(SystemExit, match="no entry 'mon'"): main(['reproduce', '--list', 'mon'])
 
 @pytest.mark.parametrize('args,word', [
     (['reproduce', 'moon/fig5', '--out', 'FILE'], 'is a file, but'),
@@ -331,13 +312,6 @@ def test_the_network_of_the_command_line_is_the_main_jobs(args, options):
 def test_the_networks_default_is_that_of_the_main_job():
     assert {s.options for _, s in collapse_runs('embedded')} == {asked_for().options}
 
-def test_a_file_that_is_gone_on_from_with_another_network_leaves_its_options(tmp_path):
-    quick = ['--quiet', '--rounds', '1', '--epochs', '.1', '--train-samples', '200', '--test-samples', '50']
-    main(['run', *quick, '--option', 'features=8', '--json', str(tmp_path/'run.json')])
-    of = lambda *args: dict(asked_for('--from', str(tmp_path/'run.json'), *args).options)
-    assert of()['features'] == 8
-    assert of('--model', 'small_cnn') == {}
-
 @pytest.fixture
 def repeated(tmp_path):
     "The setting of a run that begins from one with these options, and has others beside it."
@@ -360,6 +334,10 @@ def test_a_repeated_run_has_the_owners_it_had(repeated, first, beside, partition
     made = repeated(*first, beside=beside)
     assert made.partition == partition
     if not beside: assert made == asked_for(*first)
+
+def test_a_file_that_is_gone_on_from_with_another_network_leaves_its_options(repeated):
+    of = lambda *beside: dict(repeated('--option', 'features=8', beside=beside).options)
+    assert of()['features'] == 8 and of('--model', 'small_cnn') == {}
 
 def test_epochs_beside_a_file_replace_its_steps(repeated):
     assert repeated('--steps', '7').local.steps == repeated('--epochs', '3', beside=['--steps', '7']).local.steps == 7

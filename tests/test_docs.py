@@ -344,11 +344,6 @@ def test_figures_have_twice_the_pixels():
              if not picture.startswith('<') and dots(picture) < 120 and wide(picture) < 1400}
     assert not found, f'python docs/fill.py {" ".join(sorted("nbs/" + p for p in found))}'
 
-def test_an_alternative_text_is_a_sentence_or_more():
-    told = {(p, alt) for p in pages.notebooks() for alt, *_ in pages.figures(p)}
-    assert len(told) > 100
-    assert not [(p, alt) for p, alt in told if len(alt.split()) < 6 or not re.match('[A-Z0-9]', alt)]
-
 def test_the_readme_is_short():
     "At most 700 words, and what a program prints is one block."
     text = (ROOT/'README.md').read_text(encoding='utf-8')

@@ -19,6 +19,7 @@ from fedlit.result import Run
 from fedlit.run import (SingleProcess, Federation, Simulation, centralised, choose_executor, federate,
                         federating)
 from fedlit.state import start
+from federation import same
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
@@ -26,9 +27,6 @@ FAST = dict(local=Local(epochs=1, batch_size=64), progress=False)
 ALL = FedAvgM() + MOON() + FedDecorr()
 
 def net(): return build('mlp', TASK, seed=0, norm='batch')
-def same(a, b):
-    return (all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
-            and a.history.drop(columns=['seconds', 'peak_mb']).equals(b.history.drop(columns=['seconds', 'peak_mb'])))
 
 @pytest.mark.filterwarnings('ignore:.*hardly vary')
 def test_executors_agree_with_batchnorm_and_augmentation():
@@ -64,7 +62,6 @@ def test_a_run_that_goes_on_pads_batches_as_it_did(tmp_path):
     whole = run(rounds=3)
     run(rounds=1, checkpoint=tmp_path/'run')
     again = run(rounds=3, checkpoint=tmp_path/'run')
-    assert all(torch.equal(v[:], again.state.personal[k][:]) for k, v in whole.state.personal.items())
     assert same(whole, again)
 
 def test_clients_and_tests_may_come_one_by_one():
@@ -84,11 +81,9 @@ def test_round_by_round_takes_what_federate_takes():
     with pytest.raises(TypeError, match='epochs'): next(federating(net(), TASK, CLIENTS, FedAvg(), epochs=3))
     with pytest.raises(ValueError, match='rounds=0'): next(federating(net(), TASK, CLIENTS, FedAvg(), rounds=0))
 
-@pytest.mark.parametrize('minutes', [None, 0])
-def test_the_clock_ends_a_run_after_its_round(tmp_path, minutes):
-    lengths = [len(r.history) for r in federating(net(), TASK, CLIENTS, FedAvg(), rounds=3,
-                                                  checkpoint=tmp_path/'c.safetensors', minutes=minutes, **FAST)]
-    assert lengths == ([1, 2, 3] if minutes is None else [1])
+def test_the_clock_ends_a_run_after_its_round(tmp_path):
+    runs = federating(net(), TASK, CLIENTS, FedAvg(), rounds=3, checkpoint=tmp_path/'c', minutes=0, **FAST)
+    assert [len(r.history) for r in runs] == [1]
 
 def test_ctrl_c_in_the_middle_of_a_step_keeps_the_run():
     "torch lends a network its parameters for a step; interrupted there, the network at work is no network any more."

@@ -2,9 +2,8 @@
 import os, signal, statistics, subprocess, sys, time
 import pytest
 from fedlit.cli import main
-from fedlit.ground.files import read_tensors
-from fedlit.result import FORMAT
 from soak import soak
+from test_files import content
 
 ROUNDS = 1000 if os.environ.get('FEDLIT_SOAK') else 120
 WARM = 60 # rounds until nearly every client has been there once, and is remembered
@@ -18,11 +17,6 @@ def test_memory_is_flat_and_no_file_stays_open(tmp_path):
     assert statistics.median(mib[-WARM//2:]) < statistics.median(mib[WARM:WARM*3//2]) + 10, mib[::10]
     assert len(set(files[1:])) == 1, files
     assert sorted(f.name for f in tmp_path.iterdir()) == ['c.safetensors', 'c.safetensors.last']
-
-def content(path):
-    about, tensors = read_tensors(path, FORMAT)
-    rows = [{k: v for k, v in row.items() if k not in ('seconds', 'peak_mb')} for row in about['history']]
-    return about['round'], rows, {k: v.tolist() for k, v in tensors.items()}
 
 def asked(file, rounds):
     return ['run', '--quiet', '--method', 'FedAvgM() + MOON()', '--partition', 'iid', '--clients', '100',
@@ -47,8 +41,8 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, capsys):
         said = child.communicate(timeout=60)[1]
         assert f'interrupted; {file} has the rounds that were finished' in said and child.returncode == 1
     finally: child.kill()
-    at = content(file)[0]
+    at = content(file)[0]['round']
     rounds = 10*(at//10 + 2)
     main(asked(file, rounds))
     main(asked(tmp_path/'calm.safetensors', rounds))
-    assert content(file) == content(tmp_path/'calm.safetensors') and content(file)[0] == rounds > at >= 1
+    assert content(file) == content(tmp_path/'calm.safetensors') and content(file)[0]['round'] == rounds > at >= 1

@@ -4,7 +4,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 import pytest, torch
 from torch import nn
@@ -29,6 +29,7 @@ from fedlit.result import Run
 from fedlit.run import federate, federating
 from fedlit.state import start
 from fedlit.ground.tree import leaves
+from federation import gap, same
 
 DIGITS = load('digits').subset(150, test=60)
 ROWS = Task('rows', DIGITS.x_train.flatten(1), DIGITS.y_train, DIGITS.x_test.flatten(1), DIGITS.y_test, 10)
@@ -54,16 +55,6 @@ class Subtracts(Plain):
 def go(method=None, net=None, rounds=2, task=ROWS, **kw):
     return federate(net or Plain(), task, CLIENTS, method or FedAvg(), rounds, LOCAL, progress=False,
                     **{'device': 'cpu', **kw})
-
-def numbers(run):
-    "All numbers of a run: its state, and its history without the clock."
-    s, h = run.state, run.history.drop(columns=['seconds', 'peak_mb'])
-    trees = dict(a=s.params, b=s.buffers, c=s.personal, d=s.server, e=s.client)
-    return [v[:] if v.shape else v for v in leaves(trees)], h
-
-def same(a, b):
-    (one, history), (two, other) = numbers(a), numbers(b)
-    return len(one) == len(two) and all(map(torch.equal, one, two)) and history.equals(other)
 
 # --- what is written into -----------------------------------------------------------------------------------------
 
@@ -167,20 +158,19 @@ def test_what_is_done_to_a_round_does_not_reach_the_next(executor):
     net, kept = Plain(nn.BatchNorm1d(12)), []
     alone = go(METHOD, net, 3, **kw)
     for run in federating(net, ROWS, CLIENTS, METHOD, 3, LOCAL, progress=False, device='cpu', **kw):
-        kept.append(deepcopy(numbers(run)[0]))
-        last = deepcopy(run)
+        kept.append(deepcopy(run))
         spoil(run.state)
         run.settings.clear()
         run.history['accuracy'] = 0.
         for p in run.model.parameters(): p.data.zero_()
-    assert same(alone, last) and alone.settings == last.settings
-    assert not all(map(torch.equal, kept[0], kept[1]))
+    assert same(alone, kept[-1]) and alone.settings == kept[-1].settings
+    assert gap(kept[0].state, kept[1].state) > 0
 
 def test_a_run_that_is_kept_stays_as_it_was():
     each = list(federating(Plain(), ROWS, CLIENTS, METHOD, 3, LOCAL, progress=False, device='cpu'))
-    before = deepcopy(numbers(each[0])[0])
+    before = deepcopy(each[0])
     spoil(each[2].state)
-    assert all(map(torch.equal, before, numbers(each[0])[0]))
+    assert same(before, each[0])
 
 def test_what_watch_does_to_its_arguments_does_not_reach_the_run():
     def watch(network, task, state, locals):
@@ -208,17 +198,20 @@ def mood():
 
 PUBLIC = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
 KINDS = dict(FedAvg=(FedAvg(), {}), loop=(MOON() + Counts(), dict(executor='loop', participation=PowerOfChoice(.5))),
-             threads=(MOON(), dict(executor='threads', record=False)), extract=(HeteroFL(rates=(1., .5)), {}),
+             threads=(MOON(), dict(executor='threads', record=False)),
+             extract=(HeteroFL(rates=(1., .5)), dict(executor='extract')),
              FedDF=(FedDF(steps=2), dict(proxy=PUBLIC)), FedPara=(FedPara(), OWN), PerFedAvg=(PerFedAvg(), OWN),
              recomputed=(FedAvg(), dict(net=Plain(nn.BatchNorm1d(12)), statistics='recomputed')),
              metrics=(FedAvg(), dict(metrics=dict(hits=hits))))
+
+@cache
+def alone_of(kind): return go(KINDS[kind][0], **{'executor': 'vmap', **KINDS[kind][1]})
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('around', AROUND)
 def test_what_surrounds_a_run_does_not_reach_into_it(around, kind):
     method, kw = KINDS[kind]
-    kw = {'net': Plain(), 'executor': 'vmap', **kw, **({'executor': 'extract'} if kind == 'extract' else {})}
-    alone, before = go(method, **kw), mood()
+    kw, alone, before = {'net': Plain(), 'executor': 'vmap', **kw}, alone_of(kind), mood()
     with AROUND[around]():
         inside = mood()
         run = go(method, **kw)
@@ -298,13 +291,12 @@ def test_a_run_is_asked_where_nothing_is_to_be_learned(method, around):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_network_and_a_task_that_were_made_where_nothing_is_learned(kind):
-    method, kw = KINDS[kind]
-    kw = {'executor': 'vmap', **kw, **({'executor': 'extract'} if kind == 'extract' else {})}
+    (method, kw), alone = KINDS[kind], alone_of(kind)
     def world():
         net = Plain(nn.BatchNorm1d(12)) if kind == 'recomputed' else Plain()
         more = dict(proxy=PUBLIC.clone()) if 'proxy' in kw else {}
-        return dict(kw, net=net, task=Task('rows', *(getattr(ROWS, k).clone() for k in TENSORS), 10), **more)
-    alone = go(method, **world())
+        task = Task('rows', *(getattr(ROWS, k).clone() for k in TENSORS), 10)
+        return {'executor': 'vmap', **kw, 'net': net, 'task': task, **more}
     with torch.inference_mode():
         made = world()
         assert same(alone, go(method, **made))

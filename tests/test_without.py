@@ -1,5 +1,5 @@
 "Without one client: a replay in which the rest is as it was."
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np, pytest, torch
 from fedlit.data import load
 from fedlit.methods import (FedAvg, FedAvgM, FedBN, FedCAC, FedDecorr, FedDyn, FedPer, FedNova, HeteroFL, MOON,
                             SCAFFOLD)
@@ -11,7 +11,8 @@ from fedlit.participation import draw_clients
 from fedlit.result import Run
 from fedlit.run import Federation, federate, federating
 from fedlit.scores import tests_of as own_tests
-from fedlit.ground.tree import flatten, leaves
+from fedlit.ground.tree import leaves
+from federation import same
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
@@ -21,16 +22,6 @@ NEVER = next(iter({*range(6)} - {k for r in range(2) for k in draw_clients(6, 1/
 
 def net(seed=0, norm='batch'): return build('mlp', TASK, seed=seed, hidden=(16,), features=8, norm=norm)
 def run(method=None, **kw): return federate(net(), TASK, CLIENTS, method or FedAvg(), **{**FAST, **kw})
-def bits(run):
-    "Everything that a run holds, as a file would."
-    s = run.state
-    held = flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal))
-    return {k: v + 0 for k, v in held.items()} # tables as tensors
-def same(a, b):
-    assert bits(a).keys() == bits(b).keys()
-    pd.testing.assert_frame_equal(a.history.drop(columns=['seconds', 'peak_mb']),
-                                  b.history.drop(columns=['seconds', 'peak_mb']), check_exact=True)
-    return all(torch.equal(v, bits(b)[k]) for k, v in bits(a).items())
 
 METHODS = [FedAvg(), MOON() + FedDecorr(), SCAFFOLD() + FedAvgM(), FedDyn(), FedNova(), FedBN() + FedPer(), FedCAC(),
            HeteroFL(rates=(1., .5))]

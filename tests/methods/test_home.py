@@ -5,7 +5,7 @@ from torch import nn
 from fedlit.method import FedAvg, Method
 from fedlit.methods import (
     APFL, Ditto, DP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedPara, FedPer, FedProx, FedRep,
-    FedRoD, FFALoRA, FlexLoRA, LGFedAvg, MOON, OldCounts, pFedMe, pFedPara, SCAFFOLD, SOLO)
+    FedRoD, FFALoRA, FlexLoRA, LGFedAvg, OldCounts, pFedMe, pFedPara, SCAFFOLD, SOLO)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import best_factors, factors
 from fedlit.models import alexnet_bn
@@ -44,19 +44,6 @@ def test_fedper_and_lgfedavg_split_the_network():
     assert head == {'head.weight', 'head.bias'} and head | rest == set(net.state_dict()) and not head & rest
     for m in (FedPer(head='nose'), LGFedAvg(head='nose'), FedRep(head='nose')):
         with pytest.raises(ValueError, match="head='nose' must name a part of the network"): start(m, net, 2)
-
-def test_fedper_averages_bodies_by_data_and_no_head():
-    net, m = model(), FedPer()
-    data, p = dict(batches(0), x=batches(0)['x'].double()), SIZES/SIZES.sum()
-    one = fed_round(Broadcast(m, net, start(m, net, CLIENTS), Local(lr=.1)), who(0), data, SIZES)
-    alone = [fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), [who(0)[i]],
-                       {k: v[i:i+1] for k, v in data.items()}, [1.])
-             for i in range(4)]
-    assert torch.allclose(one.params['c1.weight'],
-                          sum(pk.double()*s.params['c1.weight'] for pk, s in zip(p, alone)), atol=1e-5)
-    assert torch.equal(one.params['head.weight'], net.head.weight)
-    for i, k in enumerate(who(0)):
-        assert torch.allclose(one.personal['head.weight'][k], alone[i].params['head.weight'], atol=1e-5)
 
 def test_fedrep_trains_the_head_then_the_body():
     "By hand: two head steps on frozen features, then one body step with the head held, momentum from rest."
@@ -112,11 +99,6 @@ def test_kept_tensors_are_exempt_from_scaffold():
     assert torch.allclose(a.personal['head.weight'], b.personal['head.weight'], atol=1e-12)
     later, plain = train(FedPer() + SCAFFOLD(), rounds=3), train(FedPer(), rounds=3)
     assert not torch.allclose(later.params['c1.weight'], plain.params['c1.weight'], atol=1e-6)
-
-def test_fedper_with_moon_uses_its_own_head():
-    state = train(FedPer() + MOON())
-    assert ({k.split('.')[0] for k in state.personal} == {'head'}
-            and len({tuple(v.flatten().tolist()) for v in state.personal['head.weight']}) == CLIENTS)
 
 # ---- FedCAC ----
 
@@ -298,8 +280,6 @@ def test_pfedpara_sends_one_factor_and_keeps_the_other():
                      for v in next(v for k, v in state.personal.items() if k.endswith('Y2'))}) == CLIENTS)
     with pytest.raises(ValueError, match='no layer of this network becomes smaller'):
         start(FedPara(), nn.Sequential(nn.Linear(4, 3)), 1)
-
-# ---- all of them ----
 
 # ---- FFA-LoRA ----
 

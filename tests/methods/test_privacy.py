@@ -24,7 +24,7 @@ from fedlit.round import fed_round, local_phase
 from fedlit.state import STATISTICS, start
 from fedlit.ground.tree import sqnorm, tmap, zeros
 from fedlit.vocabulary import OFFERS
-from by_hand import FULL, W0, X, Y, fit, slope
+from by_hand import FULL, W0, X, Y, ended, fit, slope
 from federation import PRIVATE
 
 COUNTED = importlib.util.find_spec('dp_accounting') is not None
@@ -51,11 +51,6 @@ class Moving(laws.Small):
 
 MOVING = {norm: laws.World(Moving(norm).double(), PLAIN.data, PLAIN.clients, PLAIN.sizes, PLAIN.proxy,
                            local=PLAIN.local) for norm in (False, True)}
-
-def ended(k, w):
-    "Where client `k` ends that begins at `w`, by hand."
-    for t in range(3): w = w - .1*slope(w, X[k, t], Y[k, t])
-    return w
 
 class Wide(nn.Module):
     "Many parameters whose gradient is zero, so that noise is all there is."

@@ -128,45 +128,26 @@ def test_every_element_is_accounted_for(rates, assign, seed, clients, present, r
 
 # ---- networks of one's own ----
 
-class Attention(nn.Module):
-    def __init__(self):
+class Encoded(nn.Module):
+    "A head on what `mix` makes of a layer and the input."
+    def __init__(self, layer, mix):
         super().__init__()
-        self.enc, self.mix, self.head = nn.Linear(4, 8), nn.MultiheadAttention(8, 2), nn.Linear(8, 3)
+        self.layer, self.mix, self.head = layer, mix, nn.Linear(8, 3)
     def forward(self, x):
-        z = self.mix(self.enc(x), self.enc(x), self.enc(x))[0]
+        z = self.mix(self.layer, x)
         return z, self.head(z)
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.memory, self.head = nn.GRU(4, 8), nn.Linear(8, 3)
-    def forward(self, x):
-        z = self.memory(x)[0]
-        return z, self.head(z)
+def branching(layer, x):
+    z = layer(x)
+    return -z if z.sum() > 0 else z
 
-class Sorted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enc, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-    def forward(self, x):
-        z = torch.sort(self.enc(x), 1)[0]
-        return z, self.head(z)
-
-class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enc, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-    def forward(self, x):
-        z = self.enc(x)
-        if z.sum() > 0: z = -z
-        return z, self.head(z)
-
-@pytest.mark.parametrize('kind, message', [(Attention, 'enc is used twice'),
-                                           (Recurrent, 'memory is a GRU'),
-                                           (Sorted, "calls 'sort'"),
-                                           (Branching, 'Branching cannot be traced')])
-def test_networks_that_cannot_be_followed(kind, message):
-    m, net = HeteroFL(rates=(.5,)), kind()
+@pytest.mark.parametrize('layer, mix, message', [
+    (nn.Linear(4, 8), lambda layer, x: layer(x)*layer(x).softmax(1), 'layer is used twice'),
+    (nn.GRU(4, 8), lambda layer, x: layer(x)[0], 'layer is a GRU'),
+    (nn.Linear(4, 8), lambda layer, x: torch.sort(layer(x), 1)[0], "calls 'sort'"),
+    (nn.Linear(4, 8), branching, 'Encoded cannot be traced')], ids='twice recurrent sorted branching'.split())
+def test_networks_that_cannot_be_followed(layer, mix, message):
+    m, net = HeteroFL(rates=(.5,)), Encoded(layer, mix)
     x = dict(x=torch.randn(1, 1, 5, 4), y=torch.randint(0, 3, (1, 1, 5)))
     with pytest.raises(ValueError, match=message): fed_round(Broadcast(m, net, start(m, net, 1), Local(lr=.1)), [0], x,
                                                              [1.])
