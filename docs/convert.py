@@ -103,19 +103,18 @@ def merged(outputs):
         else: out.append(o)
     return out
 
-COLUMN, LEAST = 768, .6 # pixels of a page's column, and the share of its size at which a figure can still be read
+COLUMN = 768 # pixels of a page's column
 
 def shown_width(png, usual=100):
-    "How many pixels of a page a PNG (base 64) takes that has not the `usual` dots per inch, or is wide; else None."
+    "How many pixels of a page a PNG (base 64) takes that has not the `usual` dots per inch; else None."
     raw = base64.b64decode(png)
     number = lambda at: int.from_bytes(raw[at:at+4], 'big')
     dpi = .0254*number(at + 4) if (at := raw.find(b'pHYs', 0, 4096)) > 0 else usual
-    return round(number(16)*usual/dpi) if abs(dpi - usual) > .02*usual or number(16) > COLUMN/LEAST else None
+    return round(number(16)*usual/dpi) if abs(dpi - usual) > .02*usual else None
 
 def image_options(png):
-    "How a PNG is shown: in its own size; one that the column would shrink too much scrolls in its place."
+    "How a PNG is shown: in its own size, but no wider than the column."
     wide = shown_width(png)
-    if wide and LEAST*wide > COLUMN: return {'width': f'{round(LEAST*wide) + 1}px'}
     return {'width': f'{min(wide, COLUMN)}px'} if wide else {}
 
 def text_of(output, kind): return ''.join(output.get('data', {}).get(f'text/{kind}', ''))
