@@ -293,7 +293,7 @@ def begin(self:Cohort):
     whole = partial(torch.clone, memory_format=torch.contiguous_format)
     new.params, new.buffers = (tmap(whole, out[k]) for k in ('params', 'buffers'))
     begun = {**out['params'], **out['buffers']}
-    new.received = {k: begun[k] if k in self.home else v for k, v in self.received.items()}
+    new.received = {k: begun[k] if k in self.sent.state.personal else v for k, v in self.received.items()}
     new.mine = {**self.mine, 'client': out['client']}
     if wants(method, 'initial'): new.mine['initial'] = out['params']
     return new
