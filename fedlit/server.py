@@ -234,10 +234,12 @@ def _deploy_offer(state, client, given):
 
 def _deploy_parts(method, trained): # trained: has the client just trained?
     "The parts that make its network: first what moves it before training, if it has not trained, last what tunes it."
-    def place(part): return 0 if overrides(part, 'begin') else 1 + asks_for(part, 'deploy', 'data')
+    def moves(part): return overrides(part, 'begin') and not asks_for(part, 'deploy', 'number') # a capacity cuts again
+    def place(part): return 0 if moves(part) else 1 + asks_for(part, 'deploy', 'data')
     parts = sorted(parts_with(method, 'deploy'), key=lambda pair: place(pair[1]))
     return [(name, part) for name, part in parts if place(part) or not trained]
 
+# %% ../nbs/10_server.ipynb #depl0002
 def _own_network(method, state, offer, use, trained): # use: function (params, buffers, train) -> params in use
     "Apply the `deploy` hooks to the tensors of a client."
     for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():
