@@ -121,20 +121,35 @@ def test_clients_do_not_share_their_draws():
                    executor='vmap')
     assert not torch.equal(*run.locals['params']['head.weight'])
 
-@pytest.mark.slow
-def test_a_vision_transformer_of_torchvision_with_dropout(tmp_path):
-    "In its layers, and inside of its attention."
+def tiny(name):
+    "Networks of torchvision that drop out, as small as they come."
+    import torchvision.models as tv
     from torchvision.models.vision_transformer import VisionTransformer
-    class Grey(nn.Module):
-        def __init__(self):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if name == 'vit':
+            return wrap(VisionTransformer(image_size=8, patch_size=4, num_layers=1, num_heads=2, hidden_dim=16,
+                                          mlp_dim=16, dropout=.2, attention_dropout=.2, num_classes=10),
+                        'heads.head', x=torch.randn(2, 3, 8, 8))
+        if name == 'mobilenet':
+            return wrap(tv.mobilenet_v3_small(num_classes=10, dropout=.5, width_mult=.25), 'classifier.3',
+                        x=torch.randn(2, 3, 32, 32))
+        net = tv.VGG(tv.vgg.make_layers([4, 'M', 8, 'M']), num_classes=10, dropout=.5)
+        net.classifier[0], net.classifier[3], net.classifier[6] = (
+            nn.Linear(8*49, 32), nn.Linear(32, 32), nn.Linear(32, 10))
+        return wrap(net, 'classifier.6', x=torch.randn(2, 3, 8, 8))
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['vit', 'mobilenet', 'vgg'])
+def test_torchvision_networks_with_dropout(name, tmp_path):
+    model = tiny(name)
+    class Wide(nn.Module):
+        def __init__(self, inner):
             super().__init__()
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                net = VisionTransformer(image_size=8, patch_size=4, num_layers=1, num_heads=2, hidden_dim=16,
-                                        mlp_dim=16, dropout=.2, attention_dropout=.2, num_classes=10)
-                self.inner = wrap(net, 'heads.head', x=torch.randn(2, 3, 8, 8))
-        def forward(self, x): return self.inner(x.expand(-1, 3, -1, -1))
-    model, kw = Grey(), dict(rounds=2, local=Local(epochs=1, batch_size=32))
+            self.inner = inner
+        def forward(self, x):
+            return self.inner(F.interpolate(x.expand(-1, 3, -1, -1), size=32 if name == 'mobilenet' else 8))
+    model, kw = Wide(model), dict(rounds=2, local=Local(epochs=1, batch_size=32))
     whole = go('loop', model=model, **kw)
     for executor in ('threads', 'auto'):
         torch.manual_seed(3)
@@ -198,6 +213,10 @@ def test_a_million_streams_do_not_coincide():
     near = [n for n in streams() if max(n) >= 2**31 and n[1] < 2][:20_000]
     seeds = {seed_of('step', *n) for n in near}
     assert len(seeds) == len(near) > 10_000 and max(seeds) < 2**63
+
+@pytest.mark.slow
+def test_a_million_streams_draw_different_numbers():
+    assert len({seed_of('step', *n) for n in streams()}) == 1_000_000
 
 def test_words_of_streams_do_not_coincide():
     names = 'init', 'clients', 'batches', 'augmentation', 'step', 'done', 'weigh', 'merge', 'trial'

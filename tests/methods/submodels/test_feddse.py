@@ -1,4 +1,4 @@
-"FedDSE: scores and masks against plain modules, draws against their odds, threads with one answer."
+"FedDSE: scores and masks against plain modules, draws against their odds, executors and threads with one answer."
 import pytest, torch, torch.nn.functional as F
 from functools import partial
 from fedlit.ground.axes import find_axes, watch
@@ -49,7 +49,20 @@ def test_temperature():
     assert torch.allclose(odds(FedDSE(mode='probs')), torch.tensor([0., .25, .75]), atol=.03)
     assert torch.equal(FedDSE().preference(h, 1, 2, 3), h)
 
-# ---- threads ----
+# ---- executors ----
+
+RATES = (1., .5, .25)
+
+@pytest.mark.parametrize('method, other', [
+    (FedDSE(RATES), FedDSE(RATES, temperature=.5)),
+    (FedDSE(RATES, temperature=1., samples=5), FedDSE(RATES, temperature=.5, samples=5)),
+    (FedDSE(RATES, mode='probs', score='sum') + OldCounts(),
+     FedDSE(RATES, temperature=.5, mode='softmax', score='sum') + OldCounts())], ids=repr)
+def test_executors_agree(method, other):
+    "And the answer depends on what is asked: `other` differs in one setting, and in the result."
+    loop = train(method, 'loop', rounds=2)
+    for executor in ('vmap', 'extract'): assert gap(loop, train(method, executor, rounds=2)) < 1e-9
+    assert gap(loop, train(other, rounds=2)) > 1e-6
 
 @pytest.mark.parametrize('executor', ['threads', 'extract'])
 def test_clients_in_threads_look_one_at_a_time(executor):

@@ -4,13 +4,14 @@ from math import exp, log
 from types import SimpleNamespace
 from fedlit.ground.axes import along, apply_mask, extract, find_axes, masks
 from fedlit.methods import (
-    Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedLC, FjORD, HeteroFL, Krum, MaskedCE, OwnLabels, Scaler,
-    TrimmedMean)
+    Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedDyn, FederatedDropout, FedLC, FedRolex, FjORD,
+    HeteroFL, Krum, MaskedCE, OwnLabels, Scaler, TrimmedMean)
 from fedlit.models import build
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
+from federation import gap, train
 from oracle import OWNED, UNIFORM, differ, logits, nested, perceptron, trained, written_out
 
 THREE = (1., .5, .25)
@@ -123,6 +124,18 @@ def test_feddecorr_on_live_features():
                         dict(x=x[None, None], y=y[None, None]), [1.], executor=executor).params
         for (k, v), g in zip(old.items(), grads):
             assert torch.allclose(new[k][tuple(map(slice, v.shape))], v - .1*g, atol=1e-6), (executor, k)
+
+# ---- one answer in every executor; where all have all of it, FedAvg's: NEUTRAL of federation.py ----
+
+@pytest.mark.parametrize('m', [
+    HeteroFL(rates=THREE), HeteroFL(assign='dynamic', seed=3),
+    HeteroFL() + Scaler() + MaskedCE() + OwnLabels() + Clip(), HeteroFL() + FedDyn(),
+    FedRolex(rates=THREE), FedRolex(assign='dynamic', direction='forward'),
+    FederatedDropout(rates=THREE), FederatedDropout(assign='dynamic'),
+    FjORD(), FjORD(rates=(.5, .3), assign='dynamic', distill=False)], ids=repr)
+def test_executors_agree(m):
+    loop = train(m, 'loop', rounds=2)
+    for executor in ('vmap', 'extract'): assert gap(loop, train(m, executor, rounds=2)) < 1e-9
 
 # ---- refusals ----
 
