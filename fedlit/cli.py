@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from . import __version__
 from .ground.files import read_json, write_figure, write_file, write_json
-from .ground.messages import check_record, hide_lines_of_warnings, match_name
+from .ground.messages import check_record, hide_lines_of_warnings, match_name, table_lines
 from .parse import (Misfit, ParseError, list_seeds, local, method, methods_by_name, read_name,
                           signature_of, value, values, values_of, vary)
 
@@ -455,7 +455,6 @@ def _name_outputs(a): return f"this table{a.json and f' and {a.json}' or ''}" # 
 def _shown(rows):
     "The table as it is printed, without columns that no method has."
     import pandas as pd
-    from fedlit.papers.claims import table_lines
     table = pd.DataFrame(rows).rename(columns=dict(seconds_a_round='s a round'))
     return table_lines(table.loc[:, (table != '').any()], index=False)
 
@@ -486,7 +485,7 @@ def _folder(option, path):
 
 def _list_entries(a):
     from fedlit.papers import catalogue
-    from fedlit.papers.claims import table_lines, wrap_text
+    from fedlit.papers.claims import wrap_text
     listed = catalogue.listing(a.out, a.entry, [a.scale] if a.scale else catalogue.SCALES, a.only)
     head, *lines = table_lines(listed.drop(columns='source'), index=False).splitlines() # too long for a line
     print(head.rstrip(), *(wrap_text(line, head.index('caption')) for line in lines), sep='\n')

@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'CLASS_SETTINGS', 'NOTICE', 'EXTRA_METHODS', 'check_names', 'match_name', 'unknown_name', 'check_record',
            'as_python', 'as_declared', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor', 'is_logits',
            'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn',
-           'hide_lines_of_warnings', 'first_line']
+           'hide_lines_of_warnings', 'first_line', 'table_lines']
 
 # %% ../../nbs/ground/messages.ipynb #d959803e
 import inspect, sys, warnings
@@ -291,3 +291,12 @@ def first_line(
     "The essence of an exception: its first compiler error, else its first line, else its type."
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return next((line for line in lines if ' error: ' in line), lines[0]).strip()[:200]
+
+# %% ../../nbs/ground/messages.ipynb #tbl00002
+def table_lines(
+    table, # DataFrame
+    **kw,  # options of `DataFrame.to_string`
+):
+    "Format a table for a terminal, with text on the left of its column."
+    text = {c: max(map(len, map(str, table[c]))) for c, kind in table.dtypes.items() if kind.kind == 'O'}
+    return table.to_string(justify='left', formatters={c: f'{{:<{n}}}'.format for c, n in text.items()}, **kw)

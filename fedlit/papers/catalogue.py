@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
                            feddse, fedgse, landscape)                                   # CATALOGUE
-from .claims import WIDTH, table_lines, tally, verdict_lines, verdict_view, wrap_text
+from .claims import WIDTH, tally, verdict_lines, verdict_view, wrap_text
 from .drawings import display_linked
-from ..ground.messages import unknown_name
+from ..ground.messages import table_lines, unknown_name
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command,
                                    compare_published, complete_seeds, entry_runs, found_rows, judge_entries, looks,
                                    note_look, note_seen, remarks, repeats, report_entry, select, stands_on)

@@ -7,7 +7,7 @@ __all__ = ['LATE', 'LAST', 'WIDTH', 'ends', 'results', 'by_sign', 'within', 'Num
            'final_accuracy', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'beyond', 'level', 'all_of', 'best',
            'weigh', 'shown', 'along', 'close', 'best_minus_worst', 'kendall', 'trend_along', 'levels_off', 'sooner',
            'rounds_to', 'add_early_accuracy', 'Weighed', 'Noted', 'complete', 'evaluate', 'decide', 'verdict_view',
-           'judge', 'tally', 'wrap_text', 'table_lines', 'verdict_lines']
+           'judge', 'tally', 'wrap_text', 'verdict_lines']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
 import itertools, math, textwrap
@@ -381,14 +381,6 @@ WIDTH = 100 # columns of printed text
 def wrap_text(text, indent=4): # spaces before all lines but the first
     "Wrap text into lines of at most `WIDTH` columns."
     return textwrap.fill(text, WIDTH, subsequent_indent=' '*indent)
-
-def table_lines(
-    table, # DataFrame
-    **kw,  # options of `DataFrame.to_string`
-):
-    "Format a table for a terminal, with text on the left of its column."
-    text = {c: max(map(len, map(str, table[c]))) for c, kind in table.dtypes.items() if kind.kind == 'O'}
-    return table.to_string(justify='left', formatters={c: f'{{:<{n}}}'.format for c, n in text.items()}, **kw)
 
 def verdict_lines(table):
     "Format the table of verdicts for a terminal."

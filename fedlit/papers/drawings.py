@@ -117,8 +117,8 @@ def small_picture(fig):
     import io
     from IPython.display import Image as Shown
     from PIL import Image
-    small = io.BytesIO()
-    image = Image.open(io.BytesIO(png_of(fig, dpi := 150))).convert('RGB')
+    small, dpi = io.BytesIO(), 150
+    image = Image.open(io.BytesIO(png_of(fig, dpi))).convert('RGB')
     image = image.quantize(48, Image.Quantize.FASTOCTREE) # keeps the colour of a single thin line
     image.save(small, 'png', optimize=True, dpi=(dpi, dpi))
     return Shown(small.getvalue())
