@@ -131,13 +131,7 @@ PICTURES = dict(office_caltech10=('size',), domainnet=('size',)) # data sets in 
 YOURS = dict(table=('path', 'y', 'x', 'owner', 'target'), folder=('path', 'size')) # what `load` needs for your data
 
 # %% ../nbs/16_setting.ipynb #cd4051a2
-@functools.lru_cache(maxsize=1)
-def task_of(
-    name,     # as in a Setting
-    paper='', # paper, as `recipe` in a Setting
-    root=None, download=False, # as for `load`
-):            # Task
-    "The data of a setting, kept in memory until others are requested."
+def _make_task(name, paper, root, download):
     data, kw = call(name) if '(' in name else (name, {})
     if data == 'blank':
         return SimpleNamespace(name=name, x_train=torch.empty(0, *kw['shape']), classes=kw['classes'])
@@ -151,6 +145,16 @@ def task_of(
     if 'concepts' in kw: task = split.concept_shift(task, kw['concepts'])
     if 'validation' in kw: task = task.validation(kw['validation'])
     return replace(average_pixels(task, kw['size']) if 'size' in kw else task, name=name)
+
+_keep_task = functools.lru_cache(maxsize=1)(_make_task)
+
+def task_of(
+    name,     # as in a Setting
+    paper='', # paper, as `recipe` in a Setting
+    root=None, download=False, # as for `load`
+):            # Task
+    "The data of a setting, kept in memory until others are requested; your own files are read anew."
+    return (_make_task if name.split('(')[0] in YOURS else _keep_task)(name, paper, root, download)
 
 # %% ../nbs/16_setting.ipynb #7641d62b
 def clients_of(s, task):

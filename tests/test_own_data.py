@@ -179,6 +179,13 @@ def leaf(folder, name, halves):
             said = dict(users=[user], num_samples=[len(y)], user_data={user: dict(x=x, y=y)})
             (folder/'leaf'/'data'/name/'data'/part/f'all_data_{i}.json').write_text(json.dumps(said))
 
+def test_a_table_that_was_changed_is_read_anew(wards, tmp_path):
+    words = f"table(path='{(path := tmp_path/'wards.csv')}', y='room')"
+    wards.to_csv(path, index=False)
+    assert len(task_of(words).y_train) == 96
+    wards[:60].to_csv(path, index=False)
+    assert len(task_of(words).y_train) == 48
+
 def test_leaf_femnist(tmp_path):
     x = np.random.default_rng(0).random((5, 784))
     leaf(tmp_path, 'femnist', dict(train=dict(f0001=(x[:2].tolist(), [3, 61]), f0000=(x[2:4].tolist(), [0, 9])),
