@@ -28,6 +28,11 @@ def directives(source):
         lines.pop(0)
     return found, '\n'.join(lines).strip('\n')
 
+def only_imports(source, many=8):
+    "Does a cell consist of so many lines of imports? They are folded."
+    lines = source.splitlines()
+    return len(lines) >= many and all(re.match(r'(from|import)\s|\s|#', line) for line in lines)
+
 def unfolded(source):
     "The same cell with every `#|` on one line, as nbdev reads them."
     one = lambda m: f'#| {m[1]}: ' + json.dumps(' '.join(re.findall(r'#\|\s+(.*)', m[2])), ensure_ascii=False) + '\n'
@@ -205,6 +210,7 @@ class Converter:
     def code(self, cell):
         "The cell as MyST-NB wants it, or None where nothing of it is shown."
         d, source = directives(''.join(cell['source']))
+        if 'exports' in d and only_imports(source): d |= {'code-fold': 'true', 'code-summary': 'Imports of the module'}
         if d.keys() & {'hide', 'default_exp', 'export', 'exporti'} or d.get('include') == 'false': return None
         tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d),
                                 ('hide-input', d.get('code-fold') == 'true')) if on]

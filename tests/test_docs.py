@@ -1,6 +1,6 @@
 """The site: its converter (always), and its pages in a real browser with the network cut off (where _docs is built and
 Chromium is there). `make test-docs` builds and runs all of it."""
-import base64, os, re, sys
+import base64, inspect, os, re, sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT/'docs'))
 from convert import Converter, directives, page_of, slug, tidy, unfolded
 from tables import set_tables
 import api, llms, pages
+from fedlit.run import federate
 
 SITE = Path(os.environ.get('FEDLIT_DOCS', ROOT/'_docs'))
 
@@ -81,6 +82,9 @@ def test_directives():
     png = dict(output_type='display_data', data={'image/png': ''}, metadata={})
     assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image'] == dict(alt='A line')
     assert cell('#| code-fold: true\nx')['metadata']['tags'] == ['hide-input']
+    many = '#| exports\n' + 'import a\n'*8
+    assert cell(many)['metadata']['tags'] == ['exported', 'hide-input'] # nobody reads so many imports
+    assert cell(many + 'a.b()')['metadata']['tags'] == cell('#| exports\nimport a')['metadata']['tags'] == ['exported']
 
 def test_a_directive_may_go_on_below():
     folded = '#| slow\n#| fig-alt: >-\n#|   With "a" quote and 95\n#|   % of b: c\nx = 1'
@@ -564,6 +568,16 @@ def test_nothing_overflows_at_375_pixels(seen):
 
 @browsed
 def test_nothing_scrolls_sideways_at_1280_pixels(seen): assert not {n: s['bars'] for n, s in seen.items() if s['bars']}
+
+@browsed
+def test_a_long_line_of_code_goes_on_under_its_comment(tab):
+    show(tab, 'run')
+    code = tab.locator('article pre', has_text='def federate(').first
+    ends = code.evaluate("""e => [...e.querySelectorAll('.c1')].map(e => [...e.getClientRects()])
+        .map(r => [r.at(-1).top - r[0].top, r.at(-1).left - r[0].left])""") # of its last line, from its first
+    long = [right for down, right in ends if down > 0]
+    assert len(long) > 5 and all(0 < right < 20 for right in long), long
+    assert code.text_content().rstrip('\n') == inspect.getsource(federate).rstrip('\n') # for those who copy it
 
 FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'guides/seven_pictures',
          'BatchNorm': 'methods/statistics', 'non-iid': 'partition', 'dirichlet': 'partition', 'checkpoint': 'result',

@@ -6,6 +6,17 @@ addEventListener('load', async () => {
   document.querySelectorAll('article .math > mjx-container').forEach(e => e.classList.toggle('wide', e.scrollWidth > e.closest('article').clientWidth || e.getBoundingClientRect().right > innerWidth));
   document.querySelectorAll('.cell_output, .table-wrapper, pre').forEach(e => { if (e.scrollWidth > e.clientWidth) e.tabIndex = 0; });
 });
+// A line of code that is too long goes on under its comment, or a little further in than it began.
+addEventListener('DOMContentLoaded', () => {
+  for (const pre of document.querySelectorAll('article .highlight-python pre')) {
+    pre.innerHTML = pre.innerHTML.trimEnd().split('\n').map(line => `<span class="line">${line}\n</span>`).join('');
+    for (const line of pre.children) {
+      const text = line.textContent.trimEnd(), at = text.length - (line.querySelector('.c1')?.textContent.length ?? 0);
+      const further = at < Math.min(text.length, 64) ? at + 2 : text.search(/\S|$/) + 4;
+      line.style = `display: block; padding-left: ${further}ch; text-indent: -${further}ch`;
+    }
+  }
+});
 // The sidebar is one list a chapter, and a chapter such as "Methods / Aggregation" is a part of "Methods". All but
 // those of the page are closed. Without JavaScript all are open.
 addEventListener('DOMContentLoaded', () => {
