@@ -11,7 +11,7 @@ from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedMD, FedProx, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
-from fedlit.participation import PowerOfChoice, draw_clients
+from fedlit.participation import PowerOfChoice, RoundRobin, draw_clients
 from fedlit.compare import choose, compare, plot, table
 from fedlit.figure import against_rounds
 from fedlit.measure import UNITS
@@ -63,6 +63,15 @@ def test_a_run_that_goes_on_pads_batches_as_it_did(tmp_path):
     run(rounds=1, checkpoint=tmp_path/'run')
     again = run(rounds=3, checkpoint=tmp_path/'run')
     assert same(whole, again)
+
+def test_a_run_that_goes_on_in_a_round_of_two_samples_pads_as_it_did(tmp_path):
+    "In too small a batch nothing can be tried, so what an earlier round has tried must not count."
+    clients = CLIENTS[0][:9], CLIENTS[1][:2]
+    run = partial(federate, net(), TASK, clients, FedAvg(), local=Local(epochs=3), participation=RoundRobin(.5),
+                  executor='vmap', progress=False)
+    whole = run(rounds=2)
+    run(rounds=1, checkpoint=tmp_path/'run')
+    assert same(whole, run(rounds=2, checkpoint=tmp_path/'run'))
 
 def test_clients_and_tests_may_come_one_by_one():
     tests = [torch.arange(20*k, 20*k + 20) for k in range(6)]

@@ -61,8 +61,8 @@ def can_pad(sent, batches, cohort=RaggedCohort): # cohort: the class on which th
     if sent.criterion is not cross_entropy or any(map(_looks_across, method.parts)): return False
     if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm raises its own error
     known, full, k = _filled.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
+    if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; so is it in a run that goes on here
     if (method, full, first) not in known:
-        if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; another round may have more
         (x,), (y,) = batches.at(0, [k], n)
         if not varies: # as it was tried in round 0, if this is the first round of a run that goes on
             state = start(method, sent.model, state.clients, state.statistics, state.seed, sent.local)

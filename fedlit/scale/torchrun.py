@@ -367,7 +367,8 @@ def test_clients(self:Ranks, who, before, out, after):
     self._say('see', self._server(after))
     mine, error = _try(self.sim.test_clients, [who[i] for i in self.shares[0]], before, self.out, after)
     told = list(filter(None, [mine, *self._agree(error)]))
-    return {k: self._concat([torch.tensor(t[k], dtype=torch.double) for t in told]).tolist() for k in (told or [{}])[0]}
+    at = [i for share in self.shares for i in share if len(self.sim.tests[who[i]])] # those that have tests
+    return {k: [v for _, v in sorted(zip(at, sum((t[k] for t in told), [])))] for k in (told or [{}])[0]}
 
 # %% ../../nbs/scale/torchrun.ipynb #70bffc70
 @patch
