@@ -362,6 +362,18 @@ def choose(
     if lowest is None: lowest = less_is_better(column, runs)
     return (min if lowest else max)(methods, key=lambda m: mean[repr(m)])
 
+# %% ../nbs/20_compare.ipynb #fba394fa
+def _labels(methods): # texts of different Methods
+    "Text -> its classes, with the parameters in which it differs from the others of the same classes."
+    call, fields = re.compile(r'\((.*?)\)(?= \+ |$)'), lambda args: re.split(r', (?=\w+=)', args)
+    bare = {m: call.sub('', m) for m in methods}
+    def label(m):
+        alike = [{f for args in call.findall(o) for f in fields(args)} for o in methods if bare[o] == bare[m]]
+        own = lambda c: ', '.join(f for f in fields(c[1]) if f not in set.intersection(*alike))
+        return call.sub(lambda c: own(c) and f'({own(c)})', m)
+    names = {m: label(m) for m in methods}
+    return names if len({*names.values()}) == len(names) else {m: m for m in methods}
+
 # %% ../nbs/20_compare.ipynb #plotrun1
 def plot(
     runs,          # what `compare` returned with `history=True`
@@ -375,8 +387,7 @@ def plot(
     if 'round' not in runs: raise ValueError('these are last rounds only; compare(..., history=True) keeps all')
     column = column or first_of(runs)
     if column not in runs: raise ValueError(f"there is no column {column!r}, but {', '.join(runs.columns[3:])}")
-    names = {m: re.sub(r'\(.*?\)(?= \+ |$)', '', m) for m in runs.method.unique()}
-    if len({*names.values()}) < len(names): names = {m: m for m in names} # they differ in their parameters
+    names = _labels(runs.method.unique())
     tested = runs.dropna(subset=column)
     rounds = sorted(tested['round'].unique())
     curves = {names[m]: g.pivot(index='seed', columns='round', values=column).reindex(columns=rounds).to_numpy()
