@@ -194,7 +194,9 @@ def _alpha(alpha, partition):
     if alpha is not None and partition is not None:
         raise ValueError(f"alpha={alpha!r} belongs to the Dirichlet partition, but partition={partition!r}; "
                          "what this one takes is written in its text, such as 'quantity_skew(alpha=0.1)'")
-    return .5 if alpha is None else alpha
+    try: return .5 if alpha is None else float(alpha)
+    except (TypeError, ValueError):
+        raise ValueError(f"alpha={alpha!r}, but it must be a number; call once for each of several") from None
 
 # %% ../nbs/20_compare.ipynb #b62042f9
 def experiment(
@@ -211,7 +213,7 @@ def experiment(
     task = _task(task, **{k: given.pop(k) for k in ('recipe', 'root', 'download') if k in given})
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
     alpha = _alpha(alpha, partition)
-    own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={float(alpha)!r})'
+    own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={alpha!r})'
     if own.get('model', Setting.model) != Setting.model: own.setdefault('options', ()) # a Setting's are for its model
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
