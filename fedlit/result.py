@@ -495,7 +495,7 @@ def _method_of(header, path):
     homes = header['classes']
     try: return parse(header['method'], classes(homes), longest=10**6)
     except ParseError as e:
-        where = '; '.join(f"the class {name} of {home.replace(':', ', ')}," for name, home in homes.items())
+        where = ' or '.join(f"the class {' of '.join(home.split(':')[::-1])}" for home in homes.values())
         raise ValueError(f"{path} holds {header['method'][:200]}, and {where or f'{e},'} cannot be found here; "
                          "pass the method: Run.load(path, method=...)") from None
 
