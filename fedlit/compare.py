@@ -194,7 +194,9 @@ def _alpha(alpha, partition):
     if alpha is not None and partition is not None:
         raise ValueError(f"alpha={alpha!r} belongs to the Dirichlet partition, but partition={partition!r}; "
                          "what this one takes is written in its text, such as 'quantity_skew(alpha=0.1)'")
-    return .5 if alpha is None else alpha
+    try: return .5 if alpha is None else float(alpha)
+    except (TypeError, ValueError):
+        raise ValueError(f"alpha={alpha!r}, but it must be a number; call once for each of several") from None
 
 # %% ../nbs/20_compare.ipynb #b62042f9
 def experiment(
@@ -211,7 +213,7 @@ def experiment(
     task = _task(task, **{k: given.pop(k) for k in ('recipe', 'root', 'download') if k in given})
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
     alpha = _alpha(alpha, partition)
-    own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={float(alpha)!r})'
+    own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={alpha!r})'
     if own.get('model', Setting.model) != Setting.model: own.setdefault('options', ()) # a Setting's are for its model
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
@@ -362,6 +364,18 @@ def choose(
     if lowest is None: lowest = less_is_better(column, runs)
     return (min if lowest else max)(methods, key=lambda m: mean[repr(m)])
 
+# %% ../nbs/20_compare.ipynb #fba394fa
+def _labels(methods): # texts of different Methods
+    "Text -> its classes, with the parameters in which it differs from the others of the same classes."
+    call, fields = re.compile(r'\((.*?)\)(?= \+ |$)'), lambda args: re.split(r', (?=\w+=)', args)
+    bare = {m: call.sub('', m) for m in methods}
+    def label(m):
+        alike = [{f for args in call.findall(o) for f in fields(args)} for o in methods if bare[o] == bare[m]]
+        own = lambda c: ', '.join(f for f in fields(c[1]) if f not in set.intersection(*alike))
+        return call.sub(lambda c: own(c) and f'({own(c)})', m)
+    names = {m: label(m) for m in methods}
+    return names if len({*names.values()}) == len(names) else {m: m for m in methods}
+
 # %% ../nbs/20_compare.ipynb #plotrun1
 def plot(
     runs,          # what `compare` returned with `history=True`
@@ -375,8 +389,7 @@ def plot(
     if 'round' not in runs: raise ValueError('these are last rounds only; compare(..., history=True) keeps all')
     column = column or first_of(runs)
     if column not in runs: raise ValueError(f"there is no column {column!r}, but {', '.join(runs.columns[3:])}")
-    names = {m: re.sub(r'\(.*?\)(?= \+ |$)', '', m) for m in runs.method.unique()}
-    if len({*names.values()}) < len(names): names = {m: m for m in names} # they differ in their parameters
+    names = _labels(runs.method.unique())
     tested = runs.dropna(subset=column)
     rounds = sorted(tested['round'].unique())
     curves = {names[m]: g.pivot(index='seed', columns='round', values=column).reindex(columns=rounds).to_numpy()

@@ -29,7 +29,7 @@ from .data import samples, standardise
 from .measure import SCORED, UNITS, first_of, logits_of
 from .local import is_whole
 from .method import Method, asks_for, overrides
-from .models import modest, rebuild, unwrap
+from .models import freeze, modest, rebuild, unwrap
 from .parse import ParseError, classes, import_paths, method as parse
 from .scores import (SEEN, Tester, by_name, keep_tested, less_is_better, needs_samples,
                            own_samples, scores_of)
@@ -95,6 +95,10 @@ def put_into(self:Run, model, checked=True): # checked: refuse a network with ot
     if checked: _must_fit(type(model).__name__, own, tensors, overrides(self.method, 'init')) # a method may add some
     with torch.no_grad():
         for k in own.keys() & tensors.keys(): own[k].copy_(tensors[k])
+    still = self.state.fixed.keys() - {**params, **buffers}.keys()
+    for k in own.keys() & still: own[k].requires_grad_(False)
+    for k, m in model.named_modules() if still else (): # norms, too
+        if (names := m.state_dict(prefix=k and f'{k}.').keys()) and names <= still: freeze(m)
     self.model = model.eval()
     return self
 
@@ -491,7 +495,7 @@ def _method_of(header, path):
     homes = header['classes']
     try: return parse(header['method'], classes(homes), longest=10**6)
     except ParseError as e:
-        where = '; '.join(f"the class {name} of {home.replace(':', ', ')}," for name, home in homes.items())
+        where = ' or '.join(f"the class {' of '.join(home.split(':')[::-1])}" for home in homes.values())
         raise ValueError(f"{path} holds {header['method'][:200]}, and {where or f'{e},'} cannot be found here; "
                          "pass the method: Run.load(path, method=...)") from None
 

@@ -174,7 +174,8 @@ def test_a_method_of_a_function_is_passed(tmp_path):
         def loss(self, features): return self.mu*features.square().mean()
     go(Local_(), rounds=1, checkpoint=tmp_path/'run')
     go(Local_(), rounds=2, checkpoint=tmp_path/'run')  # federate knows its own
-    with pytest.raises(ValueError, match=r'cannot be found here; pass the method: Run.load\(path, method=...\)') as e:
+    with pytest.raises(ValueError, match=r'and the class \S*Local_ of test_custom_methods cannot '
+                       r'be found here; pass the method: Run.load\(path, method=...\)') as e:
         Run.load(tmp_path/'run')
     assert not isinstance(e.value, Damaged) and 'remove' not in str(e.value)
     assert Run.load(tmp_path/'run', method=Local_()).method == Local_()

@@ -10,6 +10,7 @@ from fedlit.local import Local
 from fedlit.result import Run
 from fedlit.compare import run_together
 from fedlit.run import Federation, federate
+from fedlit.state import fixed_names
 
 def large(x): return x.repeat(1, 3, 1, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)
 
@@ -46,6 +47,15 @@ def test_what_is_frozen_stands_still(kw):
     assert set(run.state.params) == {k for k, p in net.named_parameters() if p.requires_grad}
     assert {k for k in net.state_dict() if k.startswith('body.stem')} == set(run.state.fixed)
     assert not set(run.state.fixed) & {*run.state.buffers, *run.state.personal}
+
+def test_a_run_from_a_file_is_frozen_as_it_was(tmp_path):
+    for task, net, fresh in ((DIGITS, build('mlp', DIGITS, norm='batch', seed=0), None),
+                             (TASK, wrap(Small(), 'fc'), wrap(Small(), 'fc'))):
+        run = federate(freeze(net, but='head'), task, CLIENTS, FedAvg(), 1, Local(epochs=1), progress=False)
+        run.save(tmp_path/'run')
+        again = Run.load(tmp_path/'run', fresh)
+        assert torch.equal(again.logits(task.x_test), run.logits(task.x_test))
+        assert fixed_names(again.model) == fixed_names(run.model)
 
 class Adapter(Method):
     "A head moved by a matrix of rank one; what it is added to stays where everybody has it."

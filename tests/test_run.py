@@ -310,6 +310,15 @@ def test_a_curve_is_named_without_the_parameters_of_its_method():
     runs = pd.DataFrame([dict(method=m, seed=0, round=r, accuracy=.5) for m in (one, two) for r in (1, 2)])
     assert {t.get_text() for t in plot(runs).texts} == {'HeteroFL + FedProx', 'FedAvg'}
 
+def test_the_lines_of_a_grid_are_named_by_what_differs():
+    grid = [FedAvg(), MOON(mu=1), MOON(mu=5), MOON(mu=1) + FedDecorr(), FedProx()]
+    runs = pd.DataFrame([dict(method=repr(m), seed=0, round=r, accuracy=.5) for m in grid for r in (1, 2)])
+    assert {t.get_text() for t in plot(runs, accent=grid[1]).texts} == {
+        'FedAvg', 'MOON(mu=1.0)', 'MOON(mu=5.0)', 'MOON + FedDecorr', 'FedProx'}
+    wide = HeteroFL(rates=(1, .5)), HeteroFL(rates=(1, .25))
+    runs = pd.DataFrame([dict(method=repr(m), seed=0, round=r, accuracy=.5) for m in wide for r in (1, 2)])
+    assert {t.get_text() for t in plot(runs).texts} == {'HeteroFL(rates=(1.0, 0.5))', 'HeteroFL(rates=(1.0, 0.25))'}
+
 def test_a_comparison_takes_no_tests():
     with pytest.raises(ValueError, match="tests belong to one partition.*'personal' among columns"):
         compare([FedAvg()], tests=[[0]]*len(CLIENTS), seeds=1)

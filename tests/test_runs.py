@@ -320,6 +320,8 @@ def test_what_a_comparison_is_asked_is_not_lost_in_silence():
     kw = dict(clients=4, rounds=1, seeds=1, local=Local(steps=1))
     with pytest.raises(ValueError, match=r"alpha=0.1 belongs to the Dirichlet partition, but partition='iid\(\)'"):
         run_module.compare([FedAvg()], alpha=.1, partition='iid()', **kw)
+    with pytest.raises(ValueError, match='alpha=.*must be a number; call once for each'):
+        run_module.compare([FedAvg()], alpha=[.1, .5], **kw)
     with pytest.raises(ValueError, match='alpha=1 belongs'): run_module.experiment(alpha=1, partition='iid()')
     assert list(run_module.compare([FedAvg()], columns='accuracy', **kw)) == ['method', 'seed', 'accuracy']
 

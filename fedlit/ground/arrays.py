@@ -184,7 +184,8 @@ def to_tensor(name, v):
     if hasattr(v, "toarray"): raise ValueError(f"{name} is sparse, a {type(v).__name__}; give {name}.toarray()")
     if isinstance(v, (Dataset, DataLoader)):
         raise ValueError(f"{name} is a data set, a {type(v).__name__}; stack its samples: "
-                         "x = torch.stack([image for image, _ in data]), y = torch.tensor(data.targets)")
+                         "x = torch.stack([x for x, _ in data]), y = torch.tensor([y for _, y in data]); "
+                         "random transforms belong into augment, or each is drawn only once")
     if hasattr(v, "to_numpy"): v = _frame(name, v)
     if isinstance(v, np.ndarray): return _array(name, v)
     if not isinstance(v, (str, bytes, dict)) and hasattr(v, "__len__") and hasattr(v, "__getitem__"):
