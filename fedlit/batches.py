@@ -191,7 +191,7 @@ def _visits(k, idx, local, seed, round, W, min_batch):
     n, gen = len(idx), rng('batches', seed, round, k)
     sizes = usable_sizes(k, n, local, min_batch)
     steps = local.length(len(sizes), k, seed, round)
-    epochs, seen = -(-steps//len(sizes)), min(n, sum(sizes))
+    epochs, seen = -(-steps//len(sizes)), sum(sizes)
     index = np.zeros((epochs, len(sizes)*W), dtype=np.int64)
     places = np.arange(W) < np.array(sizes)[:, None] # where a sample stands
     for row in index.reshape(epochs, len(sizes), W): # the other places repeat the first sample of their batch
@@ -221,7 +221,7 @@ class TaskBatches(Batches):
         return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
                            [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws],
                            self.epoch and (lambda k: self.epoch(ks[k])), self.known[ks, :steps],
-                           self.own and (lambda k: self.own(ks[k])))
+                           lambda k: self.own(ks[k]))
 
     def data(self, k, epochs=1): # one epoch, however many epochs or steps the client takes in this round
         return Batches.data(self.epoch(k), 0) if self.epoch else super().data(k, epochs)

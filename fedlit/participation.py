@@ -189,11 +189,11 @@ def rounds(self:Clock, clients, seed, steps): # steps: function of client and ro
         idle, end = [k for k in range(clients) if k not in busy], now + (self.deadline or math.inf)
         begin(idle, draw, round)
         goal = self.answers or len(work)
-        while work and len(came) < goal and (not came or work[0][0] <= end):
+        while len(came) < goal and (not came or work[0][0] <= end):
             now, k, began = heappop(work)
             came.append((k, began, now))
             if self.answers and len(came) < goal: begin(idle, draw, round)
-        if work and len(came) < goal: now = max(now, end)
+        if len(came) < goal: now = max(now, end)
         who, starts, at = zip(*sorted(came))
         yield Arrivals(list(who), list(starts), frozenset(b for _, _, b in work), at, now)
 

@@ -54,7 +54,7 @@ def client_sums(
 
 def _mean(moved, share=None):
     "The average change of each entry over the clients that trained it; zero if none did."
-    return moved if share is None else torch.where(share > 0, moved/share.clamp(min=torch.finfo(share.dtype).tiny), 0.)
+    return moved if share is None else torch.where(share > 0, moved/share, 0.)
 
 # %% ../nbs/10_server.ipynb #aa07e4a0
 def holders(

@@ -160,7 +160,7 @@ def remember(self:State,
     pending, # rounds in which clients began that are still training
 ) -> State:
     "The same state, with what was sent in those rounds and in no others."
-    past = before.past if not pending else {**before.past, str(before.round): {k: getattr(before, k) for k in SENT}}
+    past = {**before.past, str(before.round): {k: getattr(before, k) for k in SENT}}
     return replace(self, past={k: v for k, v in past.items() if int(k) in pending})
 
 # %% ../nbs/07_state.ipynb #stathome

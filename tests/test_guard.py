@@ -189,6 +189,8 @@ def test_what_all_clients_say_is_no_clients_fault():
     assert not bad(out, sent).any()
     out['buffers']['at home'] = torch.tensor([1., 1, 1, 1, 1e30])
     assert not bad(out, replace(sent, personal={'at home': None})).any()
+    out['buffers']['at home'][3] = math.inf
+    assert bad(out, replace(sent, personal={'at home': None})).tolist() == [False]*3 + [True, False]
 
 def test_a_variance_below_zero_is_bad_where_none_was_sent():
     sent, stats, out = of_many(3)

@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused_before_the_first_round(way, word):
 
 @pytest.mark.parametrize('make,word', [
     (lambda: Uniform(0), 'share=0'), (lambda: RoundRobin(1.5), 'share=1.5'), (lambda: BySize('x'), "share='x'"),
-    (lambda: Available(.5, ('10', '000')), 'rows='), (lambda: Available(.5, ('00',)), 'rows='),
+    (lambda: Available(.5, ('10', '001')), 'rows='), (lambda: Available(.5, ('00',)), 'rows='),
     (lambda: Available(.5, ('12',)), 'rows='), (lambda: PowerOfChoice(.1, candidates=-1), 'candidates=-1')])
 def test_a_way_that_cannot_be_is_refused_by_name(make, word):
     with pytest.raises(ValueError, match=word): make()

@@ -71,6 +71,7 @@ def test_rounding_is_to_a_neighbour_and_right_on_average(bits):
     assert far.max() < 4.5
     assert many.var(0).sum().item() == pytest.approx((step**2*(f*(1 - f)).sum()).item(), rel=.05)
     assert not quantise(torch.zeros(3), levels).any()
+    assert len(torch.stack([Quantize(bits).send(dict(v=v), {}, {})[0]['v'] for _ in range(99)]).unique()) < 2**bits
 
 def test_rounding_for_feedback_is_a_contraction():
     "By omega over 1 + omega, on average; with few bits plain rounding is none."

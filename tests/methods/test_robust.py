@@ -3,7 +3,7 @@ import pytest, torch, warnings
 from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.methods import (
-    CoordinateMedian, DP, FedAvg, FedNova, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO,
+    CoordinateMedian, DP, FedAvg, FedNova, FedPer, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO,
     TrimmedMean)
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
@@ -148,6 +148,15 @@ def test_noise_for_a_mean_is_refused_where_there_is_none(m):
 def test_where_no_parameter_travels_there_is_nothing_to_combine(m, robust):
     a, b = (train(x, 'vmap', norm=False) for x in (m, m + robust))
     assert all((v[k] - b.personal[n][k]).abs().max() < 1e-12 for n, v in a.personal.items() for k in range(6))
+
+def test_what_stays_at_home_is_not_combined():
+    seen = []
+    class Look(Method):
+        def combine(self, deltas, weights):
+            seen.append(deltas.keys())
+            return deltas, weights
+    home = train(FedPer() + Look(), 'loop', norm=False).personal
+    assert home and seen and not any(home.keys() & k for k in seen)
 
 def test_more_best_clients_than_there_are_is_said():
     with pytest.warns(UserWarning, match=r'Krum\(best=9\) of 4 clients is the mean of all'):
