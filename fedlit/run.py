@@ -163,7 +163,7 @@ def check_choices(self:Federation):
         raise TypeError(f"{self.method!r} is not a method; "
                         "pass MOON(mu=1) + FedDecorr(), or fedlit.parse.method of a text")
     if self.minutes is not None and not self.checkpoint:
-        raise ValueError(f"minutes={self.minutes} needs checkpoint=, a file to go on from")
+        raise ValueError(f"minutes={self.minutes} needs checkpoint=, a file to go on from (in a comparison, folder=)")
     if self.local: check_local(self.method, self.local)
     check_record(self.record, self.device)
     check_participation(self.participation)
