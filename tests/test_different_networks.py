@@ -7,6 +7,7 @@ from fedlit.ground.draws import Seeded
 from fedlit.local import Local
 from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg, FedAvgM,
                             FedCAC, FedDF, FedDyn, FedET, FedNova, FedPer, FedProto, FedProx)
+from fedlit.measure import accuracy
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.models import build, wrap
@@ -331,6 +332,14 @@ def test_a_representation_goes_from_the_server_to_all():
                  for _, who in kinds]
         for net, _ in kinds: net.head.load_state_dict(large.head.state_dict())
     for (net, _), one in zip(kinds, got.runs): assert apart(net, one.model) < 2e-5
+
+def test_networks_are_tested_with_what_they_have_taken_over():
+    nets, how = [*three(), Dense(32, 32)], dict(method=FedET(steps=2, shared='head'), rounds=2, participation=.34)
+    got, seldom = run(nets, **how), run(nets, **how, evaluate_every=2)
+    x, y = TASK.normalise(TASK.x_test), TASK.y_test
+    for one, other in zip(got.runs, seldom.runs):
+        assert one.history.accuracy[1] == pytest.approx(accuracy(one.model(x)[1], y))
+        assert one.history.accuracy_before[1] == other.history.accuracy_before[1]
 
 def test_the_paper_of_fedet_teaches_only_the_network_that_no_client_has():
     "A network whose clients all rest in a round stays as it is."
