@@ -5,8 +5,8 @@ from torch import nn
 from fedlit.data import load
 from fedlit.ground.draws import Seeded
 from fedlit.local import Local
-from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg, FedAvgM,
-                            FedCAC, FedDF, FedDyn, FedET, FedNova, FedPer, FedProto, FedProx)
+from fedlit.methods import (DPSGD, DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg,
+                            FedAvgM, FedCAC, FedDF, FedDyn, FedET, FedNova, FedPer, FedProto, FedProx)
 from fedlit.measure import accuracy
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
@@ -234,6 +234,11 @@ def test_the_history_has_the_columns_of_the_runs():
     assert abs(h.train_loss[1] - sum(n*v for n, v in each)/sum(n for n, _ in each)) < 1e-9
     assert abs(h.right[1] - sum(len(w)*r.right[1] for w, r in zip(got.who, runs))/6) < 1e-9
     assert (h['right'] == h.accuracy).all() and h.participants.tolist() == [3, 3]
+
+def test_a_promise_of_privacy_is_that_for_the_client_who_has_said_most():
+    pytest.importorskip('dp_accounting')
+    got = run(three(), SOLO() + DPSGD(), rounds=1, participation=.17) # one client
+    assert got.history.epsilon[0] == max(r.history.epsilon[0] for r in got.runs) > 0
 
 def test_a_mean_over_participants_is_over_those_with_tests():
     "Every client takes part, so it is what `per_client` says; and what one round ends with, the next begins with."
