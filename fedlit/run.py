@@ -295,7 +295,7 @@ class Simulation:
     "A federation on this machine: network and data on their device, and everything else that a round needs."
     single_process = True # does it see all clients of a round? False in a team that shares them
     waited = 0.  # seconds of this round that were spent on other runs
-    meets = False # do clients with other networks send something too, see `fedlit.networks`?
+    meets, given = False, {} # do clients with other networks send something, and what is taken over from one of them?
     tests_val = None # as `tests`, of the validation samples; made when needed
     sums = staticmethod(client_sums) # a team adds up the sums of its members
     def __init__(self,
@@ -552,6 +552,10 @@ def collect(self:Simulation, state, arrivals): # arrivals: those of this round
         outs.append(out if starts == [state.round] else dict(out, began=torch.full_like(out['who'], r)))
     return join(outs)
 
+@patch
+def take_over(self:Simulation, state): # the server's step, and what another network gives, see `fedlit.networks`
+    return replace(state, params={**state.params, **self.given})
+
 # %% ../nbs/19_run.ipynb #losscel1
 @patch
 @torch.no_grad()
@@ -574,9 +578,9 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     arrivals = self.arrivals(state)
     out = yield from self.collect(state, arrivals)
     who, columns = out['who'].tolist(), client_columns(a.bad_clients, arrivals.who, out)
-    new, seen = replace(state, round=state.round + 1), None
+    new, seen = self.take_over(replace(state, round=state.round + 1)), None
     if who or 'peers' in out:
-        new = aggregate(self.broadcast(state), who, out, self.weights[who], team.sums)
+        new = self.take_over(aggregate(self.broadcast(state), who, out, self.weights[who], team.sums))
         if new.recomputes and who:
             new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None), who)
         # read together: is the step sound, and how good is the network if it is?

@@ -5,8 +5,9 @@ from torch import nn
 from fedlit.data import load
 from fedlit.ground.draws import Seeded
 from fedlit.local import Local
-from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg, FedAvgM,
-                            FedCAC, FedDF, FedDyn, FedET, FedNova, FedPer, FedProto, FedProx)
+from fedlit.methods import (DPSGD, DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg,
+                            FedAvgM, FedCAC, FedDF, FedDyn, FedET, FedNova, FedPer, FedProto, FedProx)
+from fedlit.measure import accuracy
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.models import build, wrap
@@ -234,6 +235,11 @@ def test_the_history_has_the_columns_of_the_runs():
     assert abs(h.right[1] - sum(len(w)*r.right[1] for w, r in zip(got.who, runs))/6) < 1e-9
     assert (h['right'] == h.accuracy).all() and h.participants.tolist() == [3, 3]
 
+def test_a_promise_of_privacy_is_that_for_the_client_who_has_said_most():
+    pytest.importorskip('dp_accounting')
+    got = run(three(), SOLO() + DPSGD(), rounds=1, participation=.17) # one client
+    assert got.history.epsilon[0] == max(r.history.epsilon[0] for r in got.runs) > 0
+
 def test_a_mean_over_participants_is_over_those_with_tests():
     "Every client takes part, so it is what `per_client` says; and what one round ends with, the next begins with."
     tests = [torch.arange(0, 60), *[torch.arange(0)]*2, torch.arange(60, 80), torch.arange(80, 200), torch.arange(9)]
@@ -331,6 +337,14 @@ def test_a_representation_goes_from_the_server_to_all():
                  for _, who in kinds]
         for net, _ in kinds: net.head.load_state_dict(large.head.state_dict())
     for (net, _), one in zip(kinds, got.runs): assert apart(net, one.model) < 2e-5
+
+def test_networks_are_tested_with_what_they_have_taken_over():
+    nets, how = [*three(), Dense(32, 32)], dict(method=FedET(steps=2, shared='head'), rounds=2, participation=.34)
+    got, seldom = run(nets, **how), run(nets, **how, evaluate_every=2)
+    x, y = TASK.normalise(TASK.x_test), TASK.y_test
+    for one, other in zip(got.runs, seldom.runs):
+        assert one.history.accuracy[1] == pytest.approx(accuracy(one.model(x)[1], y))
+        assert one.history.accuracy_before[1] == other.history.accuracy_before[1]
 
 def test_the_paper_of_fedet_teaches_only_the_network_that_no_client_has():
     "A network whose clients all rest in a round stays as it is."
