@@ -86,15 +86,20 @@ def _must_fit(name, own, tensors, more): # own: tensors of the network; more: ma
         raise ValueError(f"the run has {some(beyond)}, which this {name} has not; it was trained with another network")
 
 # %% ../nbs/18_result.ipynb #putintoc
+def _tensors(model): return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+def _fill(own, tensors): # own: tensors of a network
+    "Copy those of `tensors` into it that it has, also into buffers that no `state_dict` has."
+    with torch.no_grad():
+        for k in own.keys() & tensors.keys(): own[k].copy_(tensors[k])
+
 @patch
 def put_into(self:Run, model, checked=True): # checked: refuse a network with other names?
     "Load the server's final parameters into `model`, keep it as `self.model`, and return the run."
     params, buffers = network_for(self.method, self.state)
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    tensors = {**self.state.fixed, **params, **buffers}
+    own, tensors = _tensors(model), {**self.state.fixed, **params, **buffers}
     if checked: _must_fit(type(model).__name__, own, tensors, overrides(self.method, 'init')) # a method may add some
-    with torch.no_grad():
-        for k in own.keys() & tensors.keys(): own[k].copy_(tensors[k])
+    _fill(own, tensors)
     still = self.state.fixed.keys() - {**params, **buffers}.keys()
     for k in own.keys() & still: own[k].requires_grad_(False)
     for k, m in model.named_modules() if still else (): # norms, too
@@ -318,7 +323,7 @@ def network(self:Run, client=None):
     net, ((params, buffers), answer) = copy.deepcopy(self.model), self._net(client)
     if answer: warn(f"{self.method!r} answers otherwise than this network does by itself, see its hook `predict`; "
                     "`Run.logits` asks both")
-    net.load_state_dict({**params, **buffers}, strict=False)
+    _fill(_tensors(net), {**params, **buffers})
     return (unwrap(net) if getattr(net, 'cut_at', None) is not None else net).eval()
 
 @patch
