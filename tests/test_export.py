@@ -54,6 +54,21 @@ def test_a_network_that_was_not_wrapped_keeps_its_names():
     assert list(run.state_dict()) == list(build('mlp', TASK).state_dict())
     assert torch.equal(run.network()(X)[1], run.logits(TASK.x_test))
 
+def test_a_clients_network_has_its_own_buffers_even_if_no_state_dict_has_them():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+            self.register_buffer('mean', torch.zeros(16), persistent=False)
+        def forward(self, x):
+            z = self.stem(x.flatten(1))
+            if self.training: self.mean = self.mean*.5 + z.detach().mean(0)*.5
+            z = (z - self.mean).relu()
+            return z, self.head(z)
+    run = go(Ditto(), Centred())
+    assert not torch.equal(run.network(1).mean, run.network(2).mean)
+    for client in (None, 1): assert torch.equal(run.network(client)(X)[1], run.logits(TASK.x_test, client))
+
 def test_what_is_personal_is_not_in_the_servers_file(tmp_path):
     run = go(FedPer())
     heads = [run.state_dict(k)['fc.weight'] for k in range(4)]

@@ -57,6 +57,23 @@ def test_a_run_from_a_file_is_frozen_as_it_was(tmp_path):
         assert torch.equal(again.logits(task.x_test), run.logits(task.x_test))
         assert fixed_names(again.model) == fixed_names(run.model)
 
+@pytest.mark.parametrize('norm', ['none', 'batch'])
+def test_a_run_from_a_file_is_asked_for_again_as_frozen_as_it_was(tmp_path, norm):
+    net = lambda: build('mlp', DIGITS, norm=norm, seed=0)
+    run = federate(freeze(net(), but='head'), DIGITS, CLIENTS, FedAvg(), 1, Local(epochs=1), progress=False)
+    back, data = Run.load(run.save(tmp_path/'run')), dict(task=DIGITS, clients=CLIENTS)
+    assert torch.equal(back.federation(**data).run().logits(DIGITS.x_test), run.logits(DIGITS.x_test))
+    assert back.without(1, **data).difference == run.without(1).difference
+    with pytest.raises(ValueError, match='other parts of the network frozen'): back.without(1, **data, model=net())
+
+def test_a_checkpoint_goes_on_only_with_what_was_frozen(tmp_path):
+    open_, shut = (lambda: build('mlp', DIGITS, seed=0)), (lambda: freeze(build('mlp', DIGITS, seed=0), but='head'))
+    for first, then in ((open_, shut), (shut, open_)):
+        go = lambda net, rounds, file: federate(net(), DIGITS, CLIENTS, FedAvg(), rounds, Local(epochs=1),
+                                                progress=False, checkpoint=file)
+        go(first, 1, file := tmp_path/f'{first is open_}')
+        with pytest.raises(ValueError, match='other parts of the network frozen'): go(then, 2, file)
+
 class Adapter(Method):
     "A head moved by a matrix of rank one; what it is added to stays where everybody has it."
     def init(self, params):

@@ -18,7 +18,8 @@ from ..ground.fingerprint import GIVEN, fingerprint, differences
 from ..ground.messages import warn
 from ..local import Local
 from ..methods.solo import SOLO
-from ..result import Run
+from ..result import Run, freeze_as
+from ..state import fixed_names
 from ..scores import keep_tested, tests_of
 from ..run import Federation, client_numbers, name_clients, shield, versions
 from ..setting import call, read_setting
@@ -37,7 +38,7 @@ def _words(s, given): # given: arguments of `federate`
 
 # %% ../../nbs/after/without.ipynb #15141b52
 _OF = dict(criterion=['criterion'], tests=['own'], proxy=['proxy'], metrics=['metric'], method=['method'],
-           model=['start', 'network'], seed=['start', 'partition']) # arguments, and what of a fingerprint they change
+           model=['start', 'network', 'frozen'], seed=['start', 'partition']) # what of a fingerprint they change
 _REMEDIES = dict(criterion='pass criterion=..., the loss of the run', own='pass tests=..., those of the run',
                  proxy='pass proxy=..., the public samples of the run',
                  start='the network must be as it was before round 1')
@@ -67,8 +68,12 @@ def rebuild_request(
     how = dict({k: s[k] for k in ('executor', 'device', 'channels_last')}, method=run.method, progress=False,
                record=s.get('record', True), bad_clients=Guard(**call(s['bad_clients'])[1]),
                evaluate_every=int(next(iter(tested['round']), 1)))
-    return Federation.of(words, root, **{**how, **given})
+    made = Federation.of(words, root, **{**how, **given})
+    if 'model' not in given: freeze_as(made.model, fixed_names(run.model))
+    return made
 
+
+# %% ../../nbs/after/without.ipynb #658f8c2c
 def federation(
     run,       # Run
     root=None, # folder of the data, as for `fedlit.data.load`

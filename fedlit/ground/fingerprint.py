@@ -138,6 +138,7 @@ def fingerprint(model, task, clients, criterion, tests=None, method=None, proxy=
             'own': f'{indices(tests)} {checksum(lengths)}', 'augment': describe(list(task.augment)),
             **of_criterion(criterion),
             f'network in {_HERE}': _brief(form_of(model)),
+            'frozen': _brief(f'{[k for k, v in model.named_parameters() if not v.requires_grad]}'),
             f'method in {_HERE}': _brief(_code_of(*getattr(method, 'parts', ()))),
             'proxy': [weight_of(_some(v)) for v in (proxy if isinstance(proxy, (tuple, list)) else [proxy])
                       if isinstance(v, torch.Tensor)],
@@ -148,7 +149,8 @@ def fingerprint(model, task, clients, criterion, tests=None, method=None, proxy=
 GIVEN = dict(partition='another partition', start='other first weights', labels='other labels',
              images='other images', tests='other test samples',
              own='other test samples of clients', augment='another augmentation',
-             criterion='another criterion', network='another network', method='other code of the method',
+             criterion='another criterion', network='another network', frozen='other parts of the network frozen',
+             method='other code of the method',
              proxy='other public samples', metric='another metric of the same name',
              local='other code of a schedule, an effort or the optimiser', participation='other code of who takes part')
 
