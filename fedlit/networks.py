@@ -308,11 +308,11 @@ def save(self:MixedRun, folder):
     return folder
 
 @patch(cls_method=True)
-def load(cls:MixedRun, folder, networks, device='cpu'): # networks: the list that was passed to `federate`
+def load(cls:MixedRun, folder, networks, device='cpu', method=None): # networks: as passed to `federate`
     "Read a run from its folder."
     n = len({id(v) for v in networks})
     if not (there := _rounds_in(folder, n)): raise FileNotFoundError(f"{folder} has no run with {n} networks")
-    runs = [Run.load(f, device=device) for f in _files(folder, there[-1], n)]
+    runs = [Run.load(f, device=device, method=method) for f in _files(folder, there[-1], n)]
     parts = by_network(networks, runs[0].state.clients)
     for run, (_, who) in zip(runs, parts):
         if not {*range(run.state.clients)} - {*who} <= {*(run.settings['without'] or ())}:

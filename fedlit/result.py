@@ -558,8 +558,9 @@ def load(cls:Run,
     run = cls(method or _method_of(header, path), header['history'], state, header['settings'])
     with _name_bad_file(path):
         _check_use(run)
-        if model is None and isinstance(spec := run.settings['model'], dict): model = _network(spec, state)
-        return run.put_into(copy.deepcopy(model).to(device)) if model is not None else run
+        if model is None and isinstance(spec := run.settings['model'], dict):
+            return run.put_into(_network(spec, state).to(device))
+    return run if model is None else run.put_into(copy.deepcopy(model).to(device))
 
 # %% ../nbs/18_result.ipynb #46ffccc3
 # settings that may differ when a run is resumed

@@ -157,6 +157,13 @@ def test_a_server_hears_of_others_when_none_of_its_own_takes_part(method):
         if isinstance(method, FedProto): assert one.state.server['FedProto']['known'].any()
         else: assert apart(one.model, before) > 0
 
+def test_a_run_of_a_method_that_is_nowhere_to_be_found_is_loaded_with_it(tmp_path):
+    class Here(FedAvg): pass
+    got = run(nets := [*three(), Dense(32)], Here() + FedDF(steps=2), rounds=1, checkpoint=tmp_path/'run')
+    with pytest.raises(ValueError, match='pass the method'): MixedRun.load(tmp_path/'run', nets)
+    again = MixedRun.load(tmp_path/'run', nets, method=Here() + FedDF(steps=2))
+    assert again.method == got.method and again.history['accuracy'].equals(got.history['accuracy'])
+
 def test_a_checkpoint_goes_on(tmp_path):
     nets, method, folder = [*three(), Dense(32)], MOON() + FedDF(steps=5), tmp_path/'run'
     whole = run(nets, method, 3)

@@ -40,7 +40,7 @@ class Named(nn.Module):
 def test_a_run_is_not_put_into_another_network(tmp_path, other, said):
     run = federate(Named(), TASK, CLIENTS, FedAvg(), 1, **FAST)
     run.save(tmp_path/'r.st')
-    with pytest.raises(ValueError, match=rf'r\.st is no run that fedlit can read: .*{said}'):
+    with pytest.raises(ValueError, match=f'^(?!.*no run).*{said}'):
         Run.load(tmp_path/'r.st', model=Named(**other))
     with pytest.raises(ValueError, match=said): run.put_into(Named(**other))
     assert Run.load(tmp_path/'r.st').model is None # a network of the user's needs the network to load
