@@ -26,7 +26,7 @@ from fedlit.parse import method as parse
 from fedlit.partition import classes_per_client
 from fedlit.local import Local
 from fedlit.result import Run
-from fedlit.setting import average_pixels, call, clients_of, plain, public_set, task_of
+from fedlit.setting import _keep_task, average_pixels, call, clients_of, plain, public_set, task_of
 from federation import same
 from test_files import CLOCK
 
@@ -261,13 +261,13 @@ def test_pictures_as_large_as_a_paper_has_them(monkeypatch):
         side = kw.get('size', 64)
         return replace(few, name=name, x_train=torch.zeros(4, 3, side, side), x_test=torch.zeros(2, 3, side, side))
     monkeypatch.setattr('fedlit.setting.load', pictures)
-    task_of.cache_clear()
+    _keep_task.cache_clear()
     assert task_of('office_caltech10(size=256)').x_train.shape[2:] == (256, 256)
     assert task_of('domainnet').x_train.shape[2:] == (64, 64)
     assert task_of('office_caltech10(size=32)').x_train.shape[2:] == (32, 32) # means of squares, as ever
     assert [kw.get('size') for _, kw in asked] == [256, None, None]
     assert all(call(s.task)[1] == dict(size=256) for s in DOMAINS['paper'].values()) # FedBN's, which TPAMI V-A follows
-    task_of.cache_clear()
+    _keep_task.cache_clear()
 
 def test_the_augmentation_that_the_thesis_prints():
     for d, s in THESIS['paper'].items(): # thesis 3.3.2: crops on all four data sets

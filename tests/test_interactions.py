@@ -13,7 +13,7 @@ from fedlit.papers.evidence import interval, sign_flips
 from fedlit.papers.interactions import Interactions, fewest, interactions, sums
 from fedlit.local import Local
 from fedlit.compare import compare, experiment
-from fedlit.setting import task_of
+from fedlit.setting import _keep_task
 
 A, B, C = FedProx(mu=.1), FedDecorr(), FedProx(mu=1.)
 QUICK = dict(rounds=1, local=Local(epochs=1, batch_size=64), progress=False,
@@ -180,7 +180,7 @@ def test_the_command_line_refuses_it_too(tmp_path):
               '--rounds', '1', '--epochs', '1', '--quiet', '--out', str(tmp_path/'out'), '--seeds', *seeds])
     ask(1, ['0', '1'])
     ask(1, ['0', '1', '2'])
-    task_of.cache_clear() # as in another process
+    _keep_task.cache_clear() # as in another process
     with pytest.raises(SystemExit, match='has other runs .*other labels'): ask(-1, ['3', '4'])
 
 def interrupted_after(n):
