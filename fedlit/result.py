@@ -104,7 +104,6 @@ def freeze_as(
         if (names := m.state_dict(prefix=k and f'{k}.').keys()) and names <= still: freeze(m)
     return model
 
-
 # %% ../nbs/18_result.ipynb #putintoc
 @patch
 def put_into(self:Run, model, checked=True): # checked: refuse a network with other names?

@@ -295,7 +295,7 @@ class Simulation:
     "A federation on this machine: network and data on their device, and everything else that a round needs."
     single_process = True # does it see all clients of a round? False in a team that shares them
     waited = 0.  # seconds of this round that were spent on other runs
-    meets, given = False, {} # do clients with other networks send something, and what is taken over from one of them?
+    meets, given = False, {} # of `fedlit.networks`: do others send something too? tensors to take over from another
     tests_val = None # as `tests`, of the validation samples; made when needed
     sums = staticmethod(client_sums) # a team adds up the sums of its members
     def __init__(self,
@@ -553,7 +553,7 @@ def collect(self:Simulation, state, arrivals): # arrivals: those of this round
     return join(outs)
 
 @patch
-def take_over(self:Simulation, state): # the server's step, and what another network gives, see `fedlit.networks`
+def take_over(self:Simulation, state): # with what another network gives, see `fedlit.networks`
     return replace(state, params={**state.params, **self.given})
 
 # %% ../nbs/19_run.ipynb #losscel1

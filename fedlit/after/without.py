@@ -72,7 +72,6 @@ def rebuild_request(
     if 'model' not in given: freeze_as(made.model, fixed_names(run.model))
     return made
 
-
 # %% ../../nbs/after/without.ipynb #658f8c2c
 def federation(
     run,       # Run
