@@ -31,7 +31,7 @@ def directives(source):
 def only_imports(source, many=8):
     "Does a cell consist of so many lines of imports? They are folded."
     lines = source.splitlines()
-    return len(lines) >= many and all(re.match(r'(from|import)\s|\s|#', line) for line in lines)
+    return len(lines) >= many and all(re.match(r'(from|import|if TYPE_CHECKING:)\s|\s|#', line) for line in lines)
 
 def unfolded(source):
     "The same cell with every `#|` on one line, as nbdev reads them."

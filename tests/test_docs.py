@@ -10,7 +10,7 @@ import conftest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
-from convert import Converter, directives, page_of, slug, tidy, unfolded
+from convert import Converter, directives, only_imports, page_of, slug, tidy, unfolded
 from tables import set_tables
 import api, llms, pages
 from fedlit.run import federate
@@ -71,6 +71,12 @@ def test_a_plain_word_is_a_link_where_it_is_imported_and_not_defined_anew(code, 
 
 def test_an_unknown_citation_is_an_error():
     with pytest.raises(KeyError, match='nobody'): moon.markdown('[@nobody]')
+
+def test_a_module_that_begins_with_many_imports_has_them_folded():
+    cells = (''.join(c['source']) for p in pages.notebooks() for c in pages.read(p)['cells'] if c['cell_type'] == 'code')
+    exported = [directives(s)[1] for s in cells if s.startswith('#| exports')]
+    many = [s for s in exported if len(re.findall(r'^(?:from|import) ', s, re.M)) >= 8]
+    assert [s for s in many if not only_imports(s)] == []
 
 def test_directives():
     cell = lambda s, outputs=(): moon.code(dict(cell_type='code', source=s, outputs=list(outputs)))
