@@ -662,8 +662,7 @@ def score_round(self:Simulation, history, before, out, after, team, seen=None):
     "The columns that a test adds to the row of a round."
     first, *others = *SCORED[self.task.target][:-1], *self.test.metrics
     past, who = history[-1] if history else {}, out['who'].tolist()
-    known = (v := past.get(first)) is not None and not math.isnan(v)
-    if not known or any(k not in past for k in others): past = self.score_global(before)
+    if any((v := past.get(k)) is None or v != v for k in (first, *others)): past = self.score_global(before)
     row = {f'{first}_before': past[first], **self.score_global(after, seen), **{f'{k}_before': past[k] for k in others},
            **self.score_validation(after)}
     if self.tests is None: return row

@@ -345,3 +345,6 @@ def test_a_metric_that_comes_too_late_is_said(tmp_path):
     assert 'hits' not in late.history
     with pytest.warns(UserWarning, match='run: hits was not measured in the first 2 rounds'):
         assert go(rounds=3, checkpoint=tmp_path/'run', metrics=dict(hits=hits)).history['hits'].notna().sum() == 1
+    go(rounds=4, checkpoint=tmp_path/'run')
+    back = go(rounds=5, checkpoint=tmp_path/'run', metrics=dict(hits=hits)).history.iloc[-1]
+    assert back['hits_before'] == pytest.approx(back['accuracy_before'])

@@ -145,6 +145,20 @@ def test_pictures_of_another_kind_are_said(tmp_path):
     with pytest.warns(UserWarning, match='1 files are not read, first .*scan.bmp; pictures must be'):
         Task.from_folder(tmp_path, size=4, test=.5)
 
+@pytest.mark.parametrize('where, stray, many', [
+    ('', ['lost.png', 'a/more/0.jpg'], 2), ('ann', ['lost.png', 'ann/lost.png', 'ann/a/more/0.png'], 3),
+    ('', [f'{c}/small/{n}.png' for c in 'ab' for n in range(4)], 8)], ids=['beside and below', 'owners', 'small'])
+def test_pictures_outside_the_folders_of_classes_are_said(tmp_path, where, stray, many):
+    "With a folder in each class, classes pass for owners, and their own pictures are those outside."
+    for c in 'ab':
+        for n in range(4): picture(tmp_path/where/c/f'{n}.png', colour=(60*n, 40*n, 80*n))
+    for n, name in enumerate(stray): picture(tmp_path/name, colour=(9*n, 7*n, 5*n))
+    for name in ('README.md', 'a/.ipynb_checkpoints/0.png'):
+        (tmp_path/where/name).parent.mkdir(exist_ok=True)
+        (tmp_path/where/name).write_text('')
+    with pytest.warns(UserWarning, match=f'^{many} files are not read, first .*png; .* in the folder of a class$'):
+        Task.from_folder(tmp_path, size=4, test=.5)
+
 def test_a_photo_taken_with_the_camera_turned_stands_upright(tmp_path):
     photo = Image.new('RGB', (8, 8))
     photo.paste((255, 255, 255), (0, 0, 4, 8)) # the sensor's left half is white

@@ -9,7 +9,7 @@ from fedlit.cli import main
 from fedlit.data import load
 from fedlit.engine.guard import Guard
 from fedlit.measure import effective_rank, evaluate, features_of, spectrum
-from fedlit.local import Between, Cosine, Decay, Local, Schedule, Warmup
+from fedlit.local import Between, Cosine, Decay, Local, Rates, Schedule, Warmup
 from fedlit.methods import FedALA, FedAvg, FedPer, HeteroFL, PerFedAvg, SCAFFOLD
 from fedlit.models import build
 from fedlit.participation import BySize, Participation, PowerOfChoice, RoundRobin
@@ -108,6 +108,14 @@ def test_a_run_that_was_not_tested_yet_has_a_report_too():
     early = next(federating(net(), TASK, CLIENTS, FedAvg(), rounds=9, evaluate_every=2, **FAST))
     f = facts(early, again=False)
     assert any('evaluate_every=1' in how for _, how in f['missing']) and '</html>' in page(f)
+
+def test_what_a_report_says_first_is_of_the_last_round():
+    "Not of an earlier one, if the last was not tested, or if the network has diverged since."
+    with pytest.warns(UserWarning): lost = run(rounds=2, bad_clients='report', local=Local(lr=Rates((.05, 1e30))))
+    early = [*zip(range(3), federating(net(), TASK, CLIENTS, FedAvg(), rounds=9, evaluate_every=2, **FAST))][2][1]
+    for r, n, tested in (lost, 2, 1), (early, 3, 2):
+        said, seen = page(facts(r, again=False)), 100*r.history.accuracy[tested-1]
+        assert f'{n} rounds: accuracy –.' in said and f'{seen:.1f} % after round {tested}.' in said
 
 def test_a_list_that_was_watched_is_shown():
     f = facts(run(rounds=1, watch=lambda *_: dict(counts=[1, None, 'a'])), again=False)

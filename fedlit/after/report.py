@@ -459,7 +459,7 @@ def _settings(f):
 
 def _summary(f):
     first, form = f['first'], form_of(f)
-    last = next((r for r in reversed(f['rounds']) if r.get(first) is not None), {})
+    last = f['rounds'][-1]
     bad = sum(bool(r.get('bad_clients')) for r in f['rounds'])
     own = (f"; clients' own networks {form(last['personal'])} on their own test samples"
            if last.get('personal') is not None else '')

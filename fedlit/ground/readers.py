@@ -196,9 +196,12 @@ def pictures_in(
     each = [(k, c) for k, p in enumerate(parts) for c in (folders_in(p) if owned else [p])]
     names = sorted({c.name for _, c in each})
     rows = [(f, names.index(c.name), k*owned) for k, c in each for f in _pictures(c)]
-    is_other = lambda f: not _is_picture(f) and f.name[0] != "." and f.is_file()
-    others = [f for _, c in each for f in sorted(filter(is_other, c.iterdir()))]
-    if others: warn(f"{len(others)} files are not read, first {others[0]}; pictures must be .jpg, .jpeg or .png")
+    read, classes = {f for f, *_ in rows}, {c: folders_in(c) for _, c in each}
+    is_other = lambda f: (_is_picture(f) or f.parent in classes) and f not in read and f.name[0] != "." and f.is_file()
+    places = dict.fromkeys([base, *parts, *classes, *(p for inner in classes.values() for p in inner)])
+    if others := [f for p in places for f in sorted(filter(is_other, p.iterdir()))]:
+        warn(f"{len(others)} files are not read, first {others[0]}; pictures must be .jpg, .jpeg or .png, "
+             "in the folder of a class")
     return rows, names, [p.name for p in parts] if owned else None
 
 # %% ../../nbs/ground/readers.ipynb #d2b00a7c
