@@ -5,12 +5,14 @@ import pytest, torch
 from dataclasses import replace
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
     APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBABU, FedCAC, FedDecorr, FedDF, FedMD, FedPAC, FedPer,
     FedProto, FedProx, FedDBE, FedNTD, FedRoD, IFCA, MaskedCE, MOON, PerFedAvg, pFedMe, SOLO)
+from fedlit.methods.fedamp import attention
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -621,6 +623,18 @@ def test_fedamp(alpha, sigma, lam, executor):
         assert torch.equal(network_for(FedAMP(), state, k)[0]['head.weight'], state.personal['head.weight'][k])
     apart = gap(dict(nets[0].named_parameters()), dict(clouds[0].named_parameters()))
     assert apart > 1e-3 and gap(dict(clouds[0].named_parameters()), dict(clouds[2].named_parameters())) > 1e-3
+
+def test_the_server_of_fedamp_needs_room_for_a_network_of_each_client():
+    "And not of each pair."
+    largest, flat = 0, torch.randn(20, 300)
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            nonlocal largest
+            out = f(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor): largest = max(largest, out.numel())
+            return out
+    with Look(): share = attention(flat, 1., 600.)
+    assert largest == flat.numel() and torch.allclose(share.sum(1), torch.ones(20))
 
 @pytest.mark.parametrize('other', [MOON(), FedNTD()], ids=repr)
 def test_what_a_client_of_fedamp_received_is_a_network(other):
