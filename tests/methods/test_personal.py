@@ -543,6 +543,13 @@ def test_buffers_of_a_methods_own(hook):
         fed = federation(FedAvg(), executor=executor)
         assert all(torch.allclose(state.params[k], v, atol=1e-12) for k, v in fed.params.items())
 
+@pytest.mark.parametrize('m', [FedAS(), MOON(), FedALA(), IFCA()], ids=lambda m: m.name)
+def test_what_a_part_remembers_of_the_buffers_is_without_those_that_come_later(m):
+    class Counts(Method):
+        def init(self, params): return params, {}, {}, {'count': torch.zeros(())}
+        def loss(self, buffers): return 0., dict(count=buffers['count'] + 1)
+    for both in (m + Counts(), Counts() + m): assert federation(both).buffers['count'] > 0
+
 @pytest.mark.parametrize('hook,signature,answer', [('loss', '', '0.'), ('grad', 'grads', 'grads'),
                                                    ('send', 'delta, client', 'delta, client'),
                                                    ('begin', 'params, client', 'params, client')])
