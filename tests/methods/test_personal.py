@@ -847,6 +847,13 @@ def test_fedas(lr, norm, executor):
         assert gap({f'head.{n}': state.personal[f'head.{n}'][k] for n in net.head.state_dict()},
                    {f'head.{n}': v for n, v in net.head.state_dict().items()}) < 1e-9
 
+def test_where_nothing_is_left_to_learn_clients_of_fedas_count_equally():
+    m, net = FedAS(), classifier()
+    sent = Broadcast(m, net, start(m, net, 3), LOCAL, criterion=lambda logits, y: 0*logits.sum())
+    for executor in ('loop', 'vmap'):
+        uploads = local_phase(sent, [0, 1, 2], Batches(**DATA), executor)['uploads']['FedAS']
+        assert torch.allclose(m.weigh(uploads), torch.ones(3).double()/3)
+
 def test_fedas_needs_a_head():
     with pytest.raises(ValueError, match="FedAS: head='nose' must name a part of the network"):
         start(FedAS(head='nose'), classifier(), 3)
