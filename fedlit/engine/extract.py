@@ -35,7 +35,6 @@ def cut_out(self:CutCohort, on=None): # on: the result of `cuts`, if already kno
     small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
     made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # replayed steps do not need it
     small.forward = lambda *args, **kw: made()(*args, **kw)
-    small.vectorise, small.memo = single, {}
     if self.tapes and self.tapes.graphs: small.tapes = None # a graph for every size would fill the GPU
     sizes, like = {**self.params, **self.buffers}, next(iter(self.params.values()))
     tensors = cut(axes, {k: v.expand_as(sizes[k]) for k, v in part['tensors'].items()}, on, 1)
@@ -62,12 +61,11 @@ def train_small(self:CutCohort):
     if OPTIMIZER in out['client']: memory = {**memory, OPTIMIZER: self.velocity}
     return dict(out, params=back(self.params, out['params']), buffers=back(self.buffers, out['buffers']),
                 mask=self.part['mask'], client=back(memory, out['client']),
-                uploads=back(_blank(self.axes, out['uploads'], sizes), out['uploads']))
+                uploads=back(_blank(out['uploads'], sizes), out['uploads']))
 
-def _blank(axes, tree, sizes):
+def _blank(tree, sizes):
     "Zeros in the full network's shapes."
-    return {k: _blank(axes, v, sizes) if isinstance(v, dict)
-               else v.new_zeros(sizes[k].shape) if k in axes.of and k in sizes else v
+    return {k: _blank(v, sizes) if isinstance(v, dict) else v.new_zeros(sizes[k].shape) if k in sizes else v
             for k, v in tree.items()}
 
 # %% ../../nbs/engine/extract.ipynb #cut00001

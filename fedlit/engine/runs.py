@@ -26,7 +26,7 @@ class RunsCohort(EngineCohort):
         cohorts,    # list of EngineCohorts, one per run, not yet begun
         tapes=None, # Tapes to play steps from
     ):
-        vars(self).update(vars(cohorts[0]), tapes=tapes, memo={}, server={})
+        vars(self).update(vars(cohorts[0]), tapes=tapes, server={})
         self.who, self.seeds = (sum((getattr(c, k) for c in cohorts), []) for k in ('who', 'seeds'))
         join = lambda trees: tmap(lambda *v: torch.cat(v), *trees)
         for k in OWN: setattr(self, k, join([getattr(c, k) for c in cohorts]))
@@ -79,7 +79,7 @@ def kind_of(
     shown = asks_for(sent.method, 'send', 'model') # one network for the whole stack
     tensors = *((k, v.shape, v.dtype) for tree in (state.params, state.buffers, state.fixed) for k, v in tree.items()),
     return (sent.method, form_of(sent.model), held, tensors, id(sent.criterion), id(sent.proxy), state.clients,
-            state.statistics, frozenset(state.personal), checksum(*state.fixed.values()), sent.keep_ended,
+            frozenset(state.personal), checksum(*state.fixed.values()), sent.keep_ended,
             shown and checksum(*sent.model.parameters(), *sent.model.buffers()))
 
 def form_of_server(

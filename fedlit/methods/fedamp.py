@@ -16,7 +16,8 @@ def attention(
     sigma, # squared distance at which attention falls to 1/e
 ):         # (K, K), rows add up to one
     "The share of each client's network in every client's mixture (Huang et al., AAAI 2021, section 3)."
-    share = alpha/sigma*(-(flat[:, None] - flat).square().sum(-1)/sigma).exp()
+    far = torch.stack([(flat - v).square().sum(1) for v in flat]) # not in one go: (K, K, n) may not fit into memory
+    share = alpha/sigma*(-far/sigma).exp()
     share = share - share.diag().diag()
     return share + (1 - share.sum(1)).diag()
 

@@ -42,7 +42,8 @@ def done(self:FedAS, params, buffers, client, data, forward, criterion):
     for x, y in zip(*(v.split(self.batch) for v in data)):
         trace = trace + sum(g.square().sum() for g in torch.func.grad(loss)(params, x, y).values())
     last = {k: params[k] for k in client['last']}
-    return (dict(last=last, stats=dict(buffers), trained=torch.ones_like(client['trained'])),
+    stats = {k: buffers[k] for k in client['stats']} # without those of a part after this one
+    return (dict(last=last, stats=stats, trained=torch.ones_like(client['trained'])),
             dict(log_trace=trace.clamp(min=torch.finfo(trace.dtype).tiny).log()))
 
 @patch

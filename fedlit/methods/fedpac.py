@@ -69,7 +69,7 @@ class FedPAC(FedRep):
 @patch
 def done(self:FedPAC, client, params, buffers, received, server, data, forward):
     (x, y), classes = data, len(server['known'])
-    h, v = statistics(forward({**params, **received}, {}, x, train=False)[0], y, classes)
+    h, v = statistics(forward(received, {}, x, train=False)[0], y, classes)
     means, counts = class_means(forward(params, buffers, x, train=False)[0], y, classes)
     return client, dict(h=h, v=v, means=means, counts=counts)
 

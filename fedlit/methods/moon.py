@@ -54,5 +54,6 @@ class MOON(Method):
         return (self.mu*contrast(features, frozen['near'], frozen['far'], self.tau, valid)
                 *(client['trained'] if self.form == 'paper' else 1))
     def done(self, params, buffers, client):
-        return ({} if self.variant == 'l2'
-                else dict(params=params, buffers=buffers, trained=torch.ones_like(client['trained']))), {}
+        if self.variant == 'l2': return {}, {}
+        own = {k: buffers[k] for k in client['buffers']} # without those of a part after this one
+        return dict(params=params, buffers=own, trained=torch.ones_like(client['trained'])), {}

@@ -5,12 +5,14 @@ import pytest, torch
 from dataclasses import replace
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
     APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBABU, FedCAC, FedDecorr, FedDF, FedMD, FedPAC, FedPer,
     FedProto, FedProx, FedDBE, FedNTD, FedRoD, IFCA, MaskedCE, MOON, PerFedAvg, pFedMe, SOLO)
+from fedlit.methods.fedamp import attention
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -541,6 +543,13 @@ def test_buffers_of_a_methods_own(hook):
         fed = federation(FedAvg(), executor=executor)
         assert all(torch.allclose(state.params[k], v, atol=1e-12) for k, v in fed.params.items())
 
+@pytest.mark.parametrize('m', [FedAS(), MOON(), FedALA(), IFCA()], ids=lambda m: m.name)
+def test_what_a_part_remembers_of_the_buffers_is_without_those_that_come_later(m):
+    class Counts(Method):
+        def init(self, params): return params, {}, {}, {'count': torch.zeros(())}
+        def loss(self, buffers): return 0., dict(count=buffers['count'] + 1)
+    for both in (m + Counts(), Counts() + m): assert federation(both).buffers['count'] > 0
+
 @pytest.mark.parametrize('hook,signature,answer', [('loss', '', '0.'), ('grad', 'grads', 'grads'),
                                                    ('send', 'delta, client', 'delta, client'),
                                                    ('begin', 'params, client', 'params, client')])
@@ -621,6 +630,18 @@ def test_fedamp(alpha, sigma, lam, executor):
         assert torch.equal(network_for(FedAMP(), state, k)[0]['head.weight'], state.personal['head.weight'][k])
     apart = gap(dict(nets[0].named_parameters()), dict(clouds[0].named_parameters()))
     assert apart > 1e-3 and gap(dict(clouds[0].named_parameters()), dict(clouds[2].named_parameters())) > 1e-3
+
+def test_the_server_of_fedamp_needs_room_for_a_network_of_each_client():
+    "And not of each pair."
+    largest, flat = 0, torch.randn(20, 300)
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            nonlocal largest
+            out = f(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor): largest = max(largest, out.numel())
+            return out
+    with Look(): share = attention(flat, 1., 600.)
+    assert largest == flat.numel() and torch.allclose(share.sum(1), torch.ones(20))
 
 @pytest.mark.parametrize('other', [MOON(), FedNTD()], ids=repr)
 def test_what_a_client_of_fedamp_received_is_a_network(other):
@@ -825,6 +846,13 @@ def test_fedas(lr, norm, executor):
     for k, net in enumerate(nets):
         assert gap({f'head.{n}': state.personal[f'head.{n}'][k] for n in net.head.state_dict()},
                    {f'head.{n}': v for n, v in net.head.state_dict().items()}) < 1e-9
+
+def test_where_nothing_is_left_to_learn_clients_of_fedas_count_equally():
+    m, net = FedAS(), classifier()
+    sent = Broadcast(m, net, start(m, net, 3), LOCAL, criterion=lambda logits, y: 0*logits.sum())
+    for executor in ('loop', 'vmap'):
+        uploads = local_phase(sent, [0, 1, 2], Batches(**DATA), executor)['uploads']['FedAS']
+        assert torch.allclose(m.weigh(uploads), torch.ones(3).double()/3)
 
 def test_fedas_needs_a_head():
     with pytest.raises(ValueError, match="FedAS: head='nose' must name a part of the network"):

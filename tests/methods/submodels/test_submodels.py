@@ -2,17 +2,19 @@
 import pytest, torch, torch.nn.functional as F
 from math import exp, log
 from types import SimpleNamespace
+from fedlit.batches import Batches
 from fedlit.ground.axes import along, apply_mask, extract, find_axes, masks
+from fedlit.method import Method
 from fedlit.methods import (
     Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedDyn, FederatedDropout, FedLC, FedRolex, FjORD,
     HeteroFL, Krum, MaskedCE, OwnLabels, Scaler, TrimmedMean)
 from fedlit.models import build
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
-from fedlit.round import fed_round
+from fedlit.round import fed_round, local_phase
 from fedlit.state import start
 from federation import gap, train
-from oracle import OWNED, UNIFORM, differ, logits, nested, perceptron, trained, written_out
+from oracle import OWNED, UNIFORM, data, differ, logits, nested, perceptron, trained, written_out
 
 THREE = (1., .5, .25)
 CUT = HeteroFL(rates=THREE)
@@ -82,6 +84,11 @@ def test_own_labels():
     assert (rows['head.weight'].tolist() == [[c in (0, 2)]*5 for c in range(4)]
             and rows['head.bias'].tolist() == [True, False, True, False])
 
+def test_rows_of_what_is_not_trained_are_left_out():
+    params, labels = dict(perceptron().named_parameters()), torch.tensor([True, False, True, False])
+    del params['head.bias'] # frozen
+    assert set(OwnLabels().mask(params, find_axes(perceptron()), labels)) == {'head.weight'}
+
 # ---- gradients of bounded length ----
 
 @pytest.mark.parametrize('norm', [.05, .3, 100.])
@@ -96,6 +103,36 @@ def test_all_trimmings_together():
     m = CUT + Scaler() + MaskedCE() + OwnLabels() + Clip(norm=.5)
     theirs = written_out(nested(THREE), UNIFORM, loss=masked_loss(zeros, rescale=True), owned=OWNED, clip=.5)
     for executor in ('loop', 'vmap', 'extract'): assert differ(trained(m, UNIFORM, executor=executor), theirs) < 1e-5
+
+# ---- parts that no method of ours chooses ----
+
+class Rows(Method):
+    "The classes that a client has, as a part of their axis."
+    def mask(self, axes, labels): return {axes.logits: labels}
+
+class Even(Method):
+    def mask(self, axes): return {a: torch.arange(n) % 2 == 0 for a, n in axes.size.items()}
+
+class InSteps(Method):
+    "The even channels, chosen anew in every step; or even and odd ones in turn."
+    turns: bool = False
+    def mask(self, axes, step): return {a: torch.arange(n) % 2 == step % 2*self.turns for a, n in axes.size.items()}
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap', 'extract'])
+def test_a_part_of_the_classes_and_a_part_for_each_step(executor):
+    ours = lambda m: trained(CUT + m, executor=executor)
+    assert differ(ours(Rows()), trained(CUT + MaskedCE() + OwnLabels())) < 1e-9
+    assert differ(ours(Scaler() + InSteps()), trained(CUT + Scaler() + Even())) < 1e-9
+    assert differ(ours(InSteps(turns=True)), trained(CUT + InSteps(turns=True))) < 1e-9
+    assert differ(ours(InSteps(turns=True)), ours(InSteps())) > 1e-3
+
+@pytest.mark.parametrize('executor', ['loop', 'extract'])
+def test_rows_of_classes_that_a_client_lacks_stay(executor):
+    m, net = CUT + Rows(), perceptron()
+    sent = Broadcast(m, net, start(m, net, 3), Local(lr=.2, weight_decay=.1))
+    out = local_phase(sent, [0, 1, 2], Batches(**data(0)), executor)['params']['head.weight']
+    for k, own in enumerate(OWNED):
+        assert [c for c in range(4) if not torch.equal(out[k, c], net.head.weight[c])] == own
 
 # ---- a penalty on features sees those that are there ----
 
