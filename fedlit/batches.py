@@ -23,9 +23,9 @@ def cross_entropy(
     "Mean of $-\\log p_y$; the default criterion."
     if y.shape != (of := (len(logits), *logits.shape[2:])):
         raise ValueError(f"y has the shape {tuple(y.shape)}, but for logits {tuple(logits.shape)} it must be {of}")
-    picked = y == torch.arange(logits.shape[1], device=y.device).view(-1, *(1,)*y.dim()) # (classes, N, ...)
-    count = picked.sum() if y.dim() == 1 else picked.sum().clamp(min=1) # a picture may have no labels at all
-    return torch.where(picked, logits.movedim(1, 0).log_softmax(0), 0.).sum()/-count
+    mask = y == torch.arange(logits.shape[1], device=y.device).view(-1, *(1,)*y.dim()) # (classes, N, ...)
+    count = mask.sum() if y.dim() == 1 else mask.sum().clamp(min=1) # a picture may have no labels at all
+    return torch.where(mask, logits.movedim(1, 0).log_softmax(0), 0.).sum()/-count
 
 # %% ../nbs/08_batches.ipynb #c50f6a57
 def binary_cross_entropy(
@@ -191,11 +191,11 @@ def _visits(k, idx, local, seed, round, W, min_batch):
     n, gen = len(idx), rng('batches', seed, round, k)
     sizes = usable_sizes(k, n, local, min_batch)
     steps = local.length(len(sizes), k, seed, round)
-    epochs, seen = -(-steps//len(sizes)), sum(sizes)
+    epochs, total = -(-steps//len(sizes)), sum(sizes)
     index = np.zeros((epochs, len(sizes)*W), dtype=np.int64)
     places = np.arange(W) < np.array(sizes)[:, None] # where a sample stands
     for row in index.reshape(epochs, len(sizes), W): # the other places repeat the first sample of their batch
-        row[places] = idx[gen.permutation(n)[:seen]]
+        row[places] = idx[gen.permutation(n)[:total]]
         row[~places] = np.broadcast_to(row[:, :1], row.shape)[~places]
     return index.reshape(-1, W)[:steps], np.tile(sizes, epochs)[:steps]
 
@@ -232,9 +232,9 @@ class TaskBatches(Batches):
 @patch
 def _prepare(self:TaskBatches, t):
     "Make the batches of step `t` and of as many steps after it as fit in memory."
-    moving, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.task.x_train[0].numel()*4
-    self.ready = range(t, min(t + max(1, self.ahead//(moving*self.index.shape[2]*image)), self.counts.shape[1]))
-    now = slice(moving), slice(t, self.ready.stop)
+    count, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.task.x_train[0].numel()*4
+    self.ready = range(t, min(t + max(1, self.ahead//(count*self.index.shape[2]*image)), self.counts.shape[1]))
+    now = slice(count), slice(t, self.ready.stop)
     by_step = lambda v: v[now].transpose(0, 1) # what clients see in one step is contiguous
     draws = [{k: by_step(v).flatten(0, 2) for k, v in d.items()} for d in self.draws]
     self.x = self._images(by_step(self.index), draws or None)
@@ -244,8 +244,8 @@ def _prepare(self:TaskBatches, t):
 def _images(self:TaskBatches, index, draws=None):
     images, at = self.task.x_train, index.flatten()
     # index_select is faster, but loses the memory format
-    chosen = images.index_select(0, at) if images.is_contiguous() else images[at]
-    return prepare(self.task, chosen, draws).unflatten(0, index.shape)
+    batch = images.index_select(0, at) if images.is_contiguous() else images[at]
+    return prepare(self.task, batch, draws).unflatten(0, index.shape)
 
 @patch
 def at(self:TaskBatches, t, ks, n):
@@ -303,10 +303,10 @@ def batches_of(
     index, counts = plan(clients, who, local, seed, round, min_batch)
     gens = [torch.Generator().manual_seed(seed_of('augmentation', seed, round, k)) for k in who] if task.augment else []
     steps = (counts > 0).sum(1).tolist() # a client draws only for its own steps, whoever else takes part
-    drawn = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)]
+    draws = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)]
              for a in task.augment]
     device, whole = task.x_train.device, lambda: replace(local, epochs=1, steps=None)
     return TaskBatches(task, index, counts,
-                       [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn],
+                       [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in draws],
                        lambda k: batches_of(task, clients, [who[k]], whole(), seed, round, min_batch),
                        own=lambda k: clients[who[k]])

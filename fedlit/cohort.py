@@ -56,20 +56,20 @@ def check_local(
 ):
     "Refuse local training that does not fit what a hook of the method assumes."
     who = lambda good: ' and '.join(p.name for p in method.parts if good(p))
-    if left := who(lambda p: wants(p, 'momentum', 'weight_decay')):
+    if names := who(lambda p: wants(p, 'momentum', 'weight_decay')):
         if not isinstance(local.optimizer, SGD):
-            raise ValueError(f"{left} reckons with the length of SGD's steps, and a step of {local.optimizer!r} has "
+            raise ValueError(f"{names} reckons with the length of SGD's steps, and a step of {local.optimizer!r} has "
                              "another; take SGD, whose momentum and weight decay it allows for")
         if local.optimizer.kept and local.momentum:
-            raise ValueError(f"{left} reckons with a velocity that is zero when a round begins; "
+            raise ValueError(f"{names} reckons with a velocity that is zero when a round begins; "
                              f"with {local.optimizer!r} it is not: take kept=False or momentum=0.")
     phases = lambda p: asks_for(p, 'mask', 'step')
     counts = lambda p: wants(p, 'momentum') and any(asks_for(p, hook, 'steps') for hook in ('done', 'weigh'))
-    if (some := who(phases)) and (left := who(lambda p: counts(p) and not phases(p))):
-        raise ValueError(f"{left} reckons with all steps of a round, but with {some} a tensor takes only some of them")
-    if 'epochs' not in local.offers() and (left := who(lambda p: wants(p, 'epochs'))):
+    if (some := who(phases)) and (names := who(lambda p: counts(p) and not phases(p))):
+        raise ValueError(f"{names} reckons with all steps of a round, but with {some} a tensor takes only some of them")
+    if 'epochs' not in local.offers() and (names := who(lambda p: wants(p, 'epochs'))):
         how = f'epochs={local.epochs!r}' if local.steps is None else f'steps={local.steps!r}'
-        raise ValueError(f"{left} counts or divides a client's epochs, which needs one number of epochs "
+        raise ValueError(f"{names} counts or divides a client's epochs, which needs one number of epochs "
                          f"for all clients, but {how}")
 
 # %% ../nbs/09_cohort.ipynb #4c378566
@@ -79,8 +79,8 @@ def check_target(
 ):
     "Refuse methods that need one class for each sample if the targets are not classes."
     needs = lambda p: p.of_classes or wants(p, 'labels', 'counts')
-    if target != 'class' and (left := ' and '.join(p.name for p in method.parts if needs(p))):
-        raise ValueError(f"{left}: every sample needs one class, but the targets are {target!r}; "
+    if target != 'class' and (names := ' and '.join(p.name for p in method.parts if needs(p))):
+        raise ValueError(f"{names}: every sample needs one class, but the targets are {target!r}; "
                          "methods that look at parameters and features alone, such as FedProx, MOON and FedDecorr, "
                          "take any")
 
@@ -131,12 +131,12 @@ def receive(self:Cohort, state):
     self.received = {k: begins(k, v) for k, v in {**state.params, **state.buffers}.items()}
     like, memory = next(iter(self.params.values())), {k: v for k, v in state.client.items() if k != OPTIMIZER}
     steps = (self.batches.counts > 0).sum(1).to(like.device)
-    counting = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
-    self.loss = like.new_zeros(len(who), dtype=counting)
+    dtype = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
+    self.loss = like.new_zeros(len(who), dtype=dtype)
     self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
     if not wants(self.sent.method, 'labels', 'counts'): return
     classes = self.sent.classes or axes_of(self.sent.model).classes
-    counts = self.batches.label_counts(classes).to(like.device, counting)
+    counts = self.batches.label_counts(classes).to(like.device, dtype)
     self.mine.update({k: v for k, v in dict(labels=counts > 0, counts=counts).items() if wants(self.sent.method, k)})
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
@@ -161,8 +161,8 @@ def objective_of(
     offer.update(y=y, features=features, logits=logits, frozen=frozen)
     offer['logits'] = through(method, 'output', 'logits', offer)
     terms = []
-    for said in each_part(method, 'loss', offer).values():
-        term, more = said if isinstance(said, tuple) else (said, {})
+    for answer in each_part(method, 'loss', offer).values():
+        term, more = answer if isinstance(answer, tuple) else (answer, {})
         terms.append(term)
         buffers.update({k: v.detach() for k, v in more.items()})
     return sum(terms, start=offer['criterion'](offer['logits'], y)), buffers
@@ -195,13 +195,13 @@ def correct_gradient(
 ):          # dict(grads, buffers)
     "Apply the `grad` hooks: first the part that computes the gradient anew, then those that correct it, left to right."
     mask, grads, buffers = offer.pop('mask'), offer['grads'], {}
-    here, trained = dict(offer), {k: beside(m, grads[k]).to(grads[k]) for k, m in mask.items() if k in grads}
+    here, masks = dict(offer), {k: beside(m, grads[k]).to(grads[k]) for k, m in mask.items() if k in grads}
     offer.pop('frozen', None)
     offer['objective'] = partial(elsewhere, method, here)
     for name, part in sorted(parts_with(method, 'grad'), key=lambda np: not replaces(np[1])):
-        grads = {k: g*trained[k] if k in trained else g for k, g in grads.items()} # in the memory layout of `g`
-        said = ask(part.grad, part_view({**offer, 'grads': grads}, name))
-        grads, more = said if isinstance(said, tuple) else (said, {})
+        grads = {k: g*masks[k] if k in masks else g for k, g in grads.items()} # in the memory layout of `g`
+        answer = ask(part.grad, part_view({**offer, 'grads': grads}, name))
+        grads, more = answer if isinstance(answer, tuple) else (answer, {})
         buffers.update(more)
     return dict(grads=grads, buffers=buffers)
 
@@ -222,9 +222,9 @@ def elsewhere(
 @patch
 def descend(self:Cohort, grads, buffers):
     "Take the optimiser's step and write the new buffers over the old ones."
-    local, held = self.sent.local, leaves({**self.params, '.state': self.velocity})
+    local, tensors = self.sent.local, leaves({**self.params, '.state': self.velocity})
     local.optimizer.step(local, self.params, self.velocity, grads)
-    if not all(map(operator.is_, held, leaves({**self.params, '.state': self.velocity}))):
+    if not all(map(operator.is_, tensors, leaves({**self.params, '.state': self.velocity}))):
         raise ValueError(f"{type(local.optimizer).__name__}.step must change `params` and `state` in place, such as by "
                          "params[k].copy_(...); what it assigns is lost")
     for k, v in buffers.items(): self.buffers[k].copy_(v.detach() if v.requires_grad else v)
@@ -243,9 +243,9 @@ def offer(self:Cohort, own):
     offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, 'fixed': self.fixed,
              **mine, **own, **self.part_offer(part, own), **({} if valid is None else dict(valid=valid))}
     def forward(params, buffers, x, train=True):
-        seen = {**offer, 'params': self.restrict(params, part), 'train': train}
-        used = through(self.sent.method, 'use', 'params', seen)
-        with masked_batchnorm(valid): return self.forward(used, buffers, x, train)
+        view = {**offer, 'params': self.restrict(params, part), 'train': train}
+        weights = through(self.sent.method, 'use', 'params', view)
+        with masked_batchnorm(valid): return self.forward(weights, buffers, x, train)
     return {**offer, **y, 'forward': forward}
 
 @torch.no_grad()
@@ -292,8 +292,8 @@ def begin(self:Cohort):
     new, out = copy.copy(self), self.per_client('begin', of_one)
     whole = partial(torch.clone, memory_format=torch.contiguous_format)
     new.params, new.buffers = (tmap(whole, out[k]) for k in ('params', 'buffers'))
-    begun = {**out['params'], **out['buffers']}
-    new.received = {k: begun[k] if k in self.sent.state.personal else v for k, v in self.received.items()}
+    starts = {**out['params'], **out['buffers']}
+    new.received = {k: starts[k] if k in self.sent.state.personal else v for k, v in self.received.items()}
     new.mine = {**self.mine, 'client': out['client']}
     if wants(method, 'initial'): new.mine['initial'] = out['params']
     return new
@@ -377,9 +377,9 @@ def results(self:Cohort):
     def of_one(offer, **more):
         params, received = offer['params'], offer['received']
         offer = {'initial': {k: received[k] for k in params}, **offer, **more, 'delta': sub(params, received)}
-        said = each_part(method, 'done', offer)
-        return dict(client={k: said[k][0] if k in said else v for k, v in offer['client'].items()},
-                    uploads={k: v[1] for k, v in said.items()})
+        answers = each_part(method, 'done', offer)
+        return dict(client={k: answers[k][0] if k in answers else v for k, v in offer['client'].items()},
+                    uploads={k: v[1] for k, v in answers.items()})
     if overrides(method, 'done'): out = self.per_client('done', of_one, mask=self.part.get('mask', {}))
     out = self.mask_results(out)
     if self.sent.local.optimizer.kept: out['client'] = {**out['client'], OPTIMIZER: self.velocity}
@@ -408,13 +408,13 @@ def sent_by(
             # and buffers to send in place of the trained ones
     "What one client sends."
     params, received, others = offer['params'], offer['received'], offer['others']
-    delta = moved = {k: v - received[k] for k, v in params.items() if k not in offer['kept']}
+    delta = change = {k: v - received[k] for k, v in params.items() if k not in offer['kept']}
     memory, buffers = dict(offer['client']), {}
     for name, part in parts_with(method, 'send'):
-        seen = dict(offer, delta=delta, client=memory, others={n: v for n, v in others.items() if v and n != name})
-        delta, memory[name], *more = ask(part.send, part_view(seen, name))
+        view = dict(offer, delta=delta, client=memory, others={n: v for n, v in others.items() if v and n != name})
+        delta, memory[name], *more = ask(part.send, part_view(view, name))
         buffers.update(*more)
-    return dict(params={k: v if delta.get(k) is moved.get(k) else received[k] + delta[k] for k, v in params.items()},
+    return dict(params={k: v if delta.get(k) is change.get(k) else received[k] + delta[k] for k, v in params.items()},
                 client=memory, buffers=buffers)
 
 # %% ../nbs/09_cohort.ipynb #5064a899
@@ -426,9 +426,9 @@ def buffers_to_send(
 ):            # name -> (K, ...)
     "The buffers that leave the clients; a warning names the first that changed but is not sent."
     still = [(v == received[k]).all() & (v != trained[k]).any() for k, v in instead.items()]
-    moved = torch.stack(still).tolist() if still else []
-    if lost := [k for k, far in zip(instead, moved) if far]: # one wait for a device
-        more = f' and {len(lost) - 1} more' if lost[1:] else ''
-        warn(f"{lost[0]!r}{more} changed while clients trained; {method!r} sends nothing of that, "
+    flags = torch.stack(still).tolist() if still else []
+    if names := [k for k, far in zip(instead, flags) if far]: # one wait for a device
+        more = f' and {len(names) - 1} more' if names[1:] else ''
+        warn(f"{names[0]!r}{more} changed while clients trained; {method!r} sends nothing of that, "
              "and for the server they are as they were received")
     return {**trained, **instead}

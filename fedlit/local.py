@@ -163,9 +163,9 @@ class Adam(Optimizer):
         eps=_rate(self.eps))
     def begin(self, local, params, *clients):
         like = next(iter(params.values()))
-        counting = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
+        dtype = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
         return {'.mean': zeros(params), '.square': zeros(params),
-                '.steps': like.new_zeros((*clients, len(params)), dtype=counting)}
+                '.steps': like.new_zeros((*clients, len(params)), dtype=dtype)}
     def decay(self, local, w, g): return torch._foreach_add(g, w, alpha=local.weight_decay)
     def step(self, local, params, state, grads): _adam(self, local, params, state, grads)
 
@@ -207,8 +207,8 @@ class Local(Value):
     optimizer: Optimizer = field(default=SGD(), repr=False) # SGD(), Adam() or AdamW()
     def right(self): return _requirements(self)
     def __repr__(self):
-        unused = {'epochs'} if self.steps is not None and self.epochs == Local.epochs else set()
-        return f"Local({', '.join(f'{k}={v!r}' for k, v in self.said().items() if k not in unused)})"
+        skip = {'epochs'} if self.steps is not None and self.epochs == Local.epochs else set()
+        return f"Local({', '.join(f'{k}={v!r}' for k, v in self.said().items() if k not in skip)})"
 
 # %% ../nbs/06_local.ipynb #locright2
 def _each(v, good): return isinstance(v, Effort) or (v != () and all(map(good, v)) if isinstance(v, tuple) else good(v))
@@ -311,13 +311,13 @@ def most(self:Local,
 @patch
 def plain(self:Local):
     "A form that JSON can hold: numbers unchanged, tuples as lists, objects as their text."
-    kept = lambda v: list(v) if isinstance(v, tuple) else repr(v) if isinstance(v, Value) else v
-    return {k: kept(v) for k, v in self.said().items()}
+    encode = lambda v: list(v) if isinstance(v, tuple) else repr(v) if isinstance(v, Value) else v
+    return {k: encode(v) for k, v in self.said().items()}
 
 @patch
 def offers(self:Local):
     "The values that hooks may ask for: those that are the same for all clients and apply to this optimiser."
-    said = dict(lr=self.lr)
+    values = dict(lr=self.lr)
     if isinstance(self.optimizer, SGD):
-        said.update(momentum=self.momentum, nesterov=self.optimizer.nesterov, weight_decay=self.weight_decay)
-    return said if self.steps is not None or not is_number(self.epochs) else dict(said, epochs=self.epochs)
+        values.update(momentum=self.momentum, nesterov=self.optimizer.nesterov, weight_decay=self.weight_decay)
+    return values if self.steps is not None or not is_number(self.epochs) else dict(values, epochs=self.epochs)

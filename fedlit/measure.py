@@ -151,9 +151,9 @@ def _class_sums(z, y):
 
 def _label_sums(z, y):
     loss = F.binary_cross_entropy_with_logits(z.double(), y.double(), reduction='none').mean(1).sum()
-    said, true = z > 0, y > 0
-    hits = 2*(said & true).sum()
-    return (hits, loss), (hits + (said != true).sum(), len(y))
+    guess, true = z > 0, y > 0
+    hits = 2*(guess & true).sum()
+    return (hits, loss), (hits + (guess != true).sum(), len(y))
 
 def _number_sums(z, y): return ((z.double() - y).square().mean(1).sum(),)*2, (len(y),)*2 # the loss is the error itself
 
@@ -165,9 +165,9 @@ def average_precision(
     y,      # (N, labels), 0 or 1
 ):          # () mean over the labels that some sample has; NaN if no sample has any
     "Average precision: for each sample with a label, the share that have it among samples scored at least as high."
-    ordered, at = logits.T.contiguous().sort(1)
+    scores, at = logits.T.contiguous().sort(1)
     has = (y.T > 0).to(torch.float64 if doubles(logits.device) else torch.float32).gather(1, at)
-    lower = torch.searchsorted(ordered, ordered) # how many are lower, (labels, N)
+    lower = torch.searchsorted(scores, scores) # how many are lower, (labels, N)
     total = has.sum(1, keepdim=True)
     before = torch.cat([torch.zeros_like(total), has.cumsum(1)], 1).gather(1, lower) # how many of those have the label
     precision = (total - before) / (logits.shape[0] - lower)
@@ -250,14 +250,14 @@ def feature_layer(
     x,     # (N, ...) inputs
 ):         # its name and type, such as 'body.4 (ReLU)'; '' if the features are not the output of a module
     "The module of `model` that outputs the features"
-    made = []
-    hooks = [m.register_forward_hook(lambda m, _, out, name=name: made.append((name, m, out)))
+    outputs = []
+    hooks = [m.register_forward_hook(lambda m, _, out, name=name: outputs.append((name, m, out)))
              for name, m in model.named_modules() if not any(m.children())]
     try:
         with torch.no_grad(), modes_kept(model): features = as_pair(model, model.eval()(x))[0]
     finally:
         for h in hooks: h.remove()
-    return next((f'{name} ({type(m).__name__})' for name, m, out in reversed(made) if out is features), '')
+    return next((f'{name} ({type(m).__name__})' for name, m, out in reversed(outputs) if out is features), '')
 
 # %% ../nbs/13_measure.ipynb #ca4158a2
 class Spread(NamedTuple):

@@ -45,8 +45,8 @@ class Summand:
     def name(self): return type(self).__name__
     def __add__(self, other): return total(self, other)
     def __repr__(self):
-        shown = [f for f in fields(self) if f.repr or getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+        args = [f for f in fields(self) if f.repr or getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in args)})"
     def __init_subclass__(cls):
         check_class(cls, HOOKS)
         dataclass(frozen=True, repr=False)(cls)
@@ -84,12 +84,12 @@ class Method(Summand):
 # %% ../nbs/05_method.ipynb #1c79ef2b
 def memoise(f): # f: function whose first argument supports weak references and whose other arguments can be hashed
     "Cache `f`, whose first argument is a class, a function or a method; an entry lives as long as that argument."
-    kept = WeakKeyDictionary()
+    caches = WeakKeyDictionary()
     @wraps(f)
     def once(of, *more):
-        known = kept.setdefault(of, {})
-        if more not in known: known[more] = f(of, *more)
-        return known[more]
+        cache = caches.setdefault(of, {})
+        if more not in cache: cache[more] = f(of, *more)
+        return cache[more]
     return once
 
 @memoise
@@ -103,8 +103,8 @@ def _lacks(names, offer, e): # what a hook has asked for, what it was offered, i
     home = {*e.args} & offer.get('kept', set())
     for k in [k for k in ('delta', 'deltas', 'received') if k in names and home - {*offer.get(k, home)}]:
         return (yield f"`{k}` does not have it: it stays at its client (see `kept`)")
-    if 'uploads' in names and not (sent := offer.get('uploads', {})).keys() & set(e.args):
-        yield f"what the clients sent, the second answer of `done`, is {', '.join(sorted(sent)) or 'empty'}"
+    if 'uploads' in names and not (uploads := offer.get('uploads', {})).keys() & set(e.args):
+        yield f"what the clients sent, the second answer of `done`, is {', '.join(sorted(uploads)) or 'empty'}"
     for k in [k for k in ('server', 'client') if k in names and not offer.get(k, True)]:
         more = ", and for the server's own network" if k == 'client' else ''
         yield f"its memory, `{k}`, is empty before the first round{more}; return it from `init`"
@@ -122,14 +122,14 @@ def ask(
     offer, # dictionary: the values that the round can provide at this point, by name
 ):
     "Call `hook` with the values its signature asks for."
-    names, needed = _wants(hook.__func__)
-    if missing := [n for n in needed if n not in offer]:
+    names, demands = _wants(hook.__func__)
+    if missing := [n for n in demands if n not in offer]:
         raise TypeError(f"{hook.__qualname__} asks for {missing}, which a round does not offer here"
                         f"{where(missing[0], offer, hook.__name__)} Offered: {sorted(offer)}")
     try: out = hook(**{n: offer[n] for n in names if n in offer})
     except KeyError as e:
-        if not (said := list(_lacks(names, offer, e))): raise
-        raise KeyError(f"{hook.__qualname__} looks for {e}, but {', and '.join(said)}") from e
+        if not (reasons := list(_lacks(names, offer, e))): raise
+        raise KeyError(f"{hook.__qualname__} looks for {e}, but {', and '.join(reasons)}") from e
     except ValueError as e:
         if 'more than 1 value per channel' not in str(e): raise
         raise ValueError(f"{hook.__qualname__} trains the network on a single sample, and BatchNorm needs two; "
@@ -163,20 +163,20 @@ def hook_of(
 def replaces(
     part,          # a Method that is not a sum
     hook='grad',   # name of a hook
-    given='grads', # name of the value that the hook replaces
+    value='grads', # name of the value that the hook replaces
 ):
     "Does this part compute the value anew, without asking for the old one? By default: the local gradient."
     f = hook_of(part, hook)
-    return f is not getattr(Method, hook) and given not in _wants(f)[0]
+    return f is not getattr(Method, hook) and value not in _wants(f)[0]
 
 # %% ../nbs/05_method.ipynb #methsum4
 def _clash(p, q, before):
     "Why the part `q` cannot be combined with the part `p`, as the end of a sentence; '' if it can."
     if p.excludes and p.excludes == q.excludes: return f": both decide {p.excludes}, and only one can"
     if replaces(p) and replaces(q): return ": both make the gradient anew"
-    if taken := [h for h in p.alone if hook_of(q, h) is not getattr(Method, h)]:
-        return f", which has to decide `{taken[0]}` alone"
-    return f': {said}' if hasattr(p, 'refuses') and (said := p.refuses(q, before)) else ''
+    if hooks := [h for h in p.alone if hook_of(q, h) is not getattr(Method, h)]:
+        return f", which has to decide `{hooks[0]}` alone"
+    return f': {why}' if hasattr(p, 'refuses') and (why := p.refuses(q, before)) else ''
 
 def total(
     *methods, # methods or sums of methods

@@ -36,9 +36,9 @@ def by_network(
     if len(networks) not in (clients, clients + 1):
         raise ValueError(f"model has {len(networks)} networks for {clients} clients; it must have one for each, "
                          "and perhaps one more, the server's own")
-    found = {}
-    for k, net in enumerate(networks): found.setdefault(id(net), (net, []))[1].append(k)
-    return [(net, [k for k in who if k < clients]) for net, who in found.values()]
+    groups = {}
+    for k, net in enumerate(networks): groups.setdefault(id(net), (net, []))[1].append(k)
+    return [(net, [k for k in who if k < clients]) for net, who in groups.values()]
 
 # %% ../nbs/21_networks.ipynb #net00010
 def check_method(
@@ -62,11 +62,11 @@ def predictor(
     net = pure(sent.model)
     forward = lambda p, b, x, train: net(parameters_in_use(sent.method, sent.state, p, b, train), b, x, train)
     params, buffers = (rows(out[tree], slice(None)) for tree in ('params', 'buffers'))
-    heard = [] # last inputs and logits, as the servers of other groups mostly ask for the same
+    cache = [] # last inputs and logits, as the servers of other groups mostly ask for the same
     def answer(x):
-        if not (heard and heard[0].shape == x.shape and torch.equal(heard[0], x)):
-            heard[:] = x, ensemble(forward, params, buffers, x)
-        return heard[1]
+        if not (cache and cache[0].shape == x.shape and torch.equal(cache[0], x)):
+            cache[:] = x, ensemble(forward, params, buffers, x)
+        return cache[1]
     return answer
 
 # %% ../nbs/21_networks.ipynb #net00014
@@ -76,8 +76,8 @@ def _exchange(method, outs, sents, whos):
     hears = [not (who and any(getattr(p, 'apart', False) for p in method.parts)) for who in whos]
     there = {i: (predictor(sent, out), out) for i, (sent, out) in enumerate(zip(sents, outs)) if len(out['loss'])}
     def of_others(i):
-        heard, theirs = zip(*(of for j, of in there.items() if j != i))
-        more = dict(peers=lambda x: torch.cat([answer(x) for answer in heard]))
+        answers, theirs = zip(*(of for j, of in there.items() if j != i))
+        more = dict(peers=lambda x: torch.cat([answer(x) for answer in answers]))
         if asks_for(method, 'merge', 'peer_uploads'):
             more['peer_uploads'] = tmap(lambda *v: torch.cat(v), *(out['uploads'] for out in theirs))
             if i not in there: more['uploads'] = rows(more['peer_uploads'], slice(0))
@@ -85,9 +85,9 @@ def _exchange(method, outs, sents, whos):
     return [{**out, **of_others(i)} if hears[i] and there.keys() - {i} else out for i, out in enumerate(outs)]
 
 # %% ../nbs/21_networks.ipynb #8c3c7c21
-def _losses_of(begun, whos): # begun: a simulation and a run for each network
+def _losses_of(pairs, whos): # pairs: a simulation and a run for each network
     "The loss of each client on its own network, as `Simulation.losses` of any group."
-    own = {k: both for both, who in zip(begun, whos) for k in who}
+    own = {k: both for both, who in zip(pairs, whos) for k in who}
     return lambda state, who: [Simulation.losses(own[k][0], own[k][1].state, [k])[0] for k in who]
 
 # %% ../nbs/21_networks.ipynb #net00016
@@ -114,9 +114,9 @@ def _check(federation):
     return out
 
 # %% ../nbs/21_networks.ipynb #7e52173d
-def _begun(parts, checkpoint, team):
+def _begin(parts, checkpoint, team):
     "Simulations and runs of the groups, started, or resumed from a checkpoint."
-    there, begun = _rounds_in(checkpoint, len(parts)) if checkpoint else [], []
+    there, pairs = _rounds_in(checkpoint, len(parts)) if checkpoint else [], []
     files = _files(checkpoint, there[-1], len(parts)) if there else [None]*len(parts)
     for (f, who), file in zip(parts, files):
         sim, run = replace(f, checkpoint=file).begin(team, shared=False)
@@ -124,12 +124,12 @@ def _begun(parts, checkpoint, team):
         if len(parts) > 1: check_method(f.method, run.state.personal, run.state.params)
         if sim.tests: sim.tests = [t if k in who else t[:0] for k, t in enumerate(sim.tests)]
         run.settings['tested'] = sum(len(t) > 0 for t in sim.tests or [])
-        begun.append((sim, run))
-    losses = _losses_of(begun, [who for _, who in parts])
-    for sim, _ in begun: sim.losses = losses
-    check_memories([run.state for _, run in begun], parts[0][0].method)
-    tensors_to_share(parts[0][0].method, [run for _, run in begun], [who for _, who in parts]) # is it possible?
-    return begun
+        pairs.append((sim, run))
+    losses = _losses_of(pairs, [who for _, who in parts])
+    for sim, _ in pairs: sim.losses = losses
+    check_memories([run.state for _, run in pairs], parts[0][0].method)
+    tensors_to_share(parts[0][0].method, [run for _, run in pairs], [who for _, who in parts]) # is it possible?
+    return pairs
 
 # %% ../nbs/21_networks.ipynb #d4e1cd34
 def check_memories(
@@ -154,28 +154,28 @@ def tensors_to_share(
     starts = tuple(f'{p.shared}.' for p in method.parts if getattr(p, 'shared', ''))
     own = next((run for run, who in zip(runs, whos) if not who), None)
     if not starts or not own: return {}
-    given = {k: v for k, v in own.state.params.items() if k.startswith(starts)}
-    if not given: raise ValueError(f"shared={starts[0][:-1]!r}, but the server's own network has no such part")
+    tensors = {k: v for k, v in own.state.params.items() if k.startswith(starts)}
+    if not tensors: raise ValueError(f"shared={starts[0][:-1]!r}, but the server's own network has no such part")
     for run in (run for run, who in zip(runs, whos) if who):
-        if odd := [k for k, v in given.items() if run.state.params.get(k, v[None]).shape != v.shape]:
+        if odd := [k for k, v in tensors.items() if run.state.params.get(k, v[None]).shape != v.shape]:
             raise ValueError(f"{odd[0]} is shared, but {name_of(run)} has none of its shape, "
-                             f"{tuple(given[odd[0]].shape)}")
-    return given
+                             f"{tuple(tensors[odd[0]].shape)}")
+    return tensors
 
 # %% ../nbs/21_networks.ipynb #3f5ce3ca
-def _one_round(simulations, steps, mixed): # steps: for each, the generator `Simulation.rounds` of its run in `mixed`
+def _one_round(simulations, steps, whole): # steps: for each, the generator `Simulation.rounds` of its run in `whole`
     "Each group trains, all groups exchange results, and each goes on to the end of the round."
-    clock, method, asked, outs, spent = time.perf_counter, mixed.method, [], [], []
+    clock, method, states, outs, times = time.perf_counter, whole.method, [], [], []
     for sim, step in zip(simulations, steps):
         began = clock()
         who, state = next(step)
-        asked.append(state)
+        states.append(state)
         outs.append(sim.train(who, state) if who else no_one(state))
-        spent.append((began, clock() - began))
-    sents = [sim.broadcast(state) for sim, state in zip(simulations, asked)]
-    each = zip(simulations, steps, _exchange(method, outs, sents, mixed.who), spent, mixed.who)
+        times.append((began, clock() - began))
+    sents = [sim.broadcast(state) for sim, state in zip(simulations, states)]
+    each = zip(simulations, steps, _exchange(method, outs, sents, whole.who), times, whole.who)
     for sim, step, out, (began, own), who in reversed([*each]): # the server's own network is the last
-        if who: sim.given = tmap(torch.clone, tensors_to_share(method, mixed.runs, mixed.who))
+        if who: sim.given = tmap(torch.clone, tensors_to_share(method, whole.runs, whole.who))
         sim.waited = clock() - began - own # time spent on the other groups
         with suppress(StopIteration): step.send(out) # after the last round
 
@@ -186,24 +186,24 @@ def over_networks(
     "Run a federation with a network for each client."
     parts, team = _check(federation), SingleProcess()
     stop = time.monotonic() + 60*(inf if federation.minutes is None else federation.minutes)
-    begun = _begun(parts, federation.checkpoint, team)
-    mixed = MixedRun([run for _, run in begun], [who for _, who in parts])
-    steps = [sim.rounds(run, sim, inf) for sim, run in begun]
-    bar = tqdm(range(mixed.round, federation.rounds), initial=mixed.round, total=federation.rounds, unit='round',
+    pairs = _begin(parts, federation.checkpoint, team)
+    whole = MixedRun([run for _, run in pairs], [who for _, who in parts])
+    steps = [sim.rounds(run, sim, inf) for sim, run in pairs]
+    bar = tqdm(range(whole.round, federation.rounds), initial=whole.round, total=federation.rounds, unit='round',
                disable=not federation.progress, desc=federation.method.name)
-    kept = []
+    copies = []
     try:
         for _ in bar:
-            _one_round([sim for sim, _ in begun], steps, mixed)
-            kept = [copy.copy(run) for run in mixed.runs]
-            if federation.progress: bar.set_postfix_str('{} {:.3f}'.format(*mixed.first))
-            if federation.checkpoint: mixed.save(federation.checkpoint)
+            _one_round([sim for sim, _ in pairs], steps, whole)
+            copies = [copy.copy(run) for run in whole.runs]
+            if federation.progress: bar.set_postfix_str('{} {:.3f}'.format(*whole.first))
+            if federation.checkpoint: whole.save(federation.checkpoint)
             if time.monotonic() > stop: break
     except KeyboardInterrupt as e:
-        for run, (f, _) in zip(kept, parts): f.give_network(run)
-        raise interrupt_with(e, MixedRun(kept, mixed.who) if kept else None, federation.rounds) from None
-    for sim, run in begun: sim.end(run)
-    return mixed
+        for run, (f, _) in zip(copies, parts): f.give_network(run)
+        raise interrupt_with(e, MixedRun(copies, whole.who) if copies else None, federation.rounds) from None
+    for sim, run in pairs: sim.end(run)
+    return whole
 
 # %% ../nbs/21_networks.ipynb #net00019
 @dataclass
@@ -227,8 +227,8 @@ class MixedRun:
         return name, last.get(name, nan)
     def __repr__(self):
         nets = ', '.join(f"{name_of(r)} of {clients_said(who)}" for r, who in zip(self.runs, self.who))
-        seen = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))
-        return f'Run of {self.method!r} with {len(self.runs)} networks ({nets}): round {self.round}{seen}'
+        scores = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))
+        return f'Run of {self.method!r} with {len(self.runs)} networks ({nets}): round {self.round}{scores}'
 
 # %% ../nbs/21_networks.ipynb #dd0b6345
 def name_of(run):
@@ -246,12 +246,12 @@ OVER_NETWORKS = {**dict.fromkeys(('participants', 'participants_tested', 'bad', 
 OF_THE_ROUND = re.compile('train_loss|drift|(.*_)?(global|personal)_(before|after)') # means over participants
 UNJOINED = re.compile('.*_sd|peak_mb') # columns that cannot be joined over networks; each run has its own
 
-def _join_column(column, tables, clients, tested):
+def _join_column(column, tables, clients, tests):
     "A column for all networks; means are weighted by the numbers of clients over which they are taken."
     there = [t for t in tables if column in t]
     values = np.stack([t[column] for t in there], 1)
     if column in OVER_NETWORKS: return OVER_NETWORKS[column](values, 1)
-    count = tested if 'personal' in column else clients
+    count = tests if 'personal' in column else clients
     name = 'participants' if column in ('train_loss', 'drift') else 'participants_tested'
     weights = np.stack([t.get(name, t['participants']) if OF_THE_ROUND.fullmatch(column) else 0*t['participants'] + n
                         for t, n in zip(tables, count) if column in t], 1)
@@ -268,15 +268,15 @@ def history(self:MixedRun):
     names = dict.fromkeys(k for t in tables for k in t.select_dtypes('number') if not UNJOINED.fullmatch(k))
     first = first_of(names)
     each = {f'{first} {i}': t[first] for i, t in enumerate(tables) if first in t}
-    joined = {k: _join_column(k, tables, *count) for k in names}
-    return pd.DataFrame({**joined, **each}, index=tables[0].index).reset_index()
+    columns = {k: _join_column(k, tables, *count) for k in names}
+    return pd.DataFrame({**columns, **each}, index=tables[0].index).reset_index()
 
 # %% ../nbs/21_networks.ipynb #net00022
 @patch
 def network(self:MixedRun, client=None): # client: its number; None: the server
     "A client's own network, or the server's, see `Run.network`."
-    found = [r for r, who in zip(self.runs, self.who) if (client in who if client is not None else not who)]
-    if found: return found[0].network(client)
+    runs = [r for r, who in zip(self.runs, self.who) if (client in who if client is not None else not who)]
+    if runs: return runs[0].network(client)
     if client is None: raise ValueError("the server has no network of its own, see `runs`")
     raise ValueError(f"there is no client {client}; the clients are 0 to {sum(map(len, self.who)) - 1}")
 
@@ -293,8 +293,8 @@ def _files(folder, round, n): return [Path(folder)/f'round-{round}-network-{i}-o
 
 def _rounds_in(folder, n):
     "The rounds for which a folder has all files."
-    found = {int(f.name.split('-')[1]) for f in Path(folder).glob(f'round-*-network-0-of-{n}.safetensors')}
-    return sorted(r for r in found if all(f.exists() for f in _files(folder, r, n)))
+    rounds = {int(f.name.split('-')[1]) for f in Path(folder).glob(f'round-*-network-0-of-{n}.safetensors')}
+    return sorted(r for r in rounds if all(f.exists() for f in _files(folder, r, n)))
 
 # %% ../nbs/21_networks.ipynb #d3bdeefc
 @patch

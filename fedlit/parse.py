@@ -30,9 +30,9 @@ def page_of(
 ) -> str:   # such as '13_feddecorr.ipynb', in the folder of the methods
     "The notebook that explains a method."
     if method is FedAvg: return '00_fedavg.ipynb' # its class is on the page about all methods
-    found = re.search(r'nbs/methods/(\w+\.ipynb)', getsource(sys.modules[method.__module__]))
-    if not found: raise ValueError(f'{method.__name__} is of {method.__module__}, which no page about methods exports')
-    return found[1]
+    match = re.search(r'nbs/methods/(\w+\.ipynb)', getsource(sys.modules[method.__module__]))
+    if not match: raise ValueError(f'{method.__name__} is of {method.__module__}, which no page about methods exports')
+    return match[1]
 
 # %% ../nbs/15_parse.ipynb #pa14cons
 def _constant(node):
@@ -99,8 +99,8 @@ ABSTRACT = 'Value', 'Schedule', 'Effort', 'Optimizer', 'Participation', 'Local'
 def values() -> dict: # name -> class
     "The values that a text may name: schedules, amounts of work, optimisers, and rules of participation."
     from fedlit import local, participation
-    found = {**vars(local), **vars(participation)}
-    return {k: v for k, v in found.items() if isinstance(v, type) and issubclass(v, local.Value) and k[0] != '_'
+    names = {**vars(local), **vars(participation)}
+    return {k: v for k, v in names.items() if isinstance(v, type) and issubclass(v, local.Value) and k[0] != '_'
             and k not in ABSTRACT}
 
 def signature_of(
@@ -149,14 +149,14 @@ def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds:
     "The seeds as a list of ints. A ValueError says what is wrong with them."
     seeds = seeds.tolist() if hasattr(seeds, 'tolist') else seeds
     many = hasattr(seeds, '__iter__') and not isinstance(seeds, str)
-    found, least = (list(seeds), 0) if many else ([seeds], 1)
-    for s in found:
+    numbers, least = (list(seeds), 0) if many else ([seeds], 1)
+    for s in numbers:
         if not hasattr(s, '__index__') or isinstance(s, bool) or not least <= s < 2**64:
             raise ValueError(f"seeds={seeds!r}, but it must be a number of seeds, at least 1, or the seeds themselves, "
                              "from 0 to 2**64 - 1, such as (3, 5) or (7,)")
-        if found.count(s) > 1: raise ValueError(f"seeds={seeds!r}: {s} is there twice, and once is enough")
-    if not found: raise ValueError("seeds has none, but there must be one or more")
-    return list(map(int, found if many else range(seeds)))
+        if numbers.count(s) > 1: raise ValueError(f"seeds={seeds!r}: {s} is there twice, and once is enough")
+    if not numbers: raise ValueError("seeds has none, but there must be one or more")
+    return list(map(int, numbers if many else range(seeds)))
 
 # %% ../nbs/15_parse.ipynb #e6d65aab
 def vary(
@@ -165,29 +165,29 @@ def vary(
 ) -> list:    # list of Methods, the last hyperparameter varying fastest
     "The method with every combination of these values. A ParseError unless exactly one part has each hyperparameter."
     has = [{f.name for f in fields(part)} for part in method.parts]
-    for name, listed in values.items():
-        if not isinstance(listed, (list, tuple)) or not listed or any(listed.count(v) > 1 for v in listed):
-            raise ParseError(f"{name}={listed!r}, but it must be a list of values, each of them once")
+    for name, options in values.items():
+        if not isinstance(options, (list, tuple)) or not options or any(options.count(v) > 1 for v in options):
+            raise ParseError(f"{name}={options!r}, but it must be a list of values, each of them once")
         if (n := sum(name in fs for fs in has)) != 1:
-            said = 'no part has it' if not n else f"{n} parts have it; vary it in one of them, before they are added"
-            raise ParseError(f"{name} of {method!r}: {said}")
-    def made(chosen):
-        return total(*(replace(part, **{k: v for k, v in chosen.items() if k in fs})
+            why = 'no part has it' if not n else f"{n} parts have it; vary it in one of them, before they are added"
+            raise ParseError(f"{name} of {method!r}: {why}")
+    def make(choice):
+        return total(*(replace(part, **{k: v for k, v in choice.items() if k in fs})
                        for part, fs in zip(method.parts, has)))
-    return [made(dict(zip(values, each))) for each in product(*values.values())]
+    return [make(dict(zip(values, each))) for each in product(*values.values())]
 
 # %% ../nbs/15_parse.ipynb #1c24a289
 def values_of(
     text, # such as "mu=.1,1,5"
 ):        # name, list of values
     "A hyperparameter and its values, read from text. Never evaluates code."
-    name, eq, listed = text.partition('=')
-    try: found = list(ast.literal_eval(f'[{listed}]'))
-    except (SyntaxError, ValueError, RecursionError, MemoryError): found = []
-    if not (eq and name.isidentifier() and found):
+    name, eq, rest = text.partition('=')
+    try: items = list(ast.literal_eval(f'[{rest}]'))
+    except (SyntaxError, ValueError, RecursionError, MemoryError): items = []
+    if not (eq and name.isidentifier() and items):
         raise ParseError(f"{text[:80]!r} cannot be read; a hyperparameter with its values reads like mu=.1,1,5, "
                          "texts in quotes")
-    return name, found
+    return name, items
 
 # %% ../nbs/15_parse.ipynb #f179467b
 def import_paths(
@@ -202,7 +202,7 @@ def classes(
     homes, # what `import_paths` returned
 ) -> dict: # name -> class, for those that can be found
     "Import the classes again. Modules of Python's own library are not searched, since they contain no methods."
-    found = {}
+    by_name = {}
     for name, home in homes.items():
         module, _, inside = str(home).partition(':')
         if (module.partition('.')[0] in sys.stdlib_module_names and module not in sys.modules
@@ -210,5 +210,5 @@ def classes(
             continue
         try: c = getattr(sys.modules.get(module) or importlib.import_module(module), inside, None)
         except Exception: continue # the module does not exist, or cannot be imported
-        if isinstance(c, type) and issubclass(c, Method): found[name] = c
-    return found
+        if isinstance(c, type) and issubclass(c, Method): by_name[name] = c
+    return by_name

@@ -41,10 +41,10 @@ class Uniform(_Share):
     def draw(self, clients, rng): return rng.choice(clients, many(self.share, clients), replace=False)
 
 # %% ../nbs/11_participation.ipynb #7cb37f37
-def _ask_again(how, asked, who): # asked: function of a Participation -> the clients that it draws, at first `who`
+def _ask_again(how, draw, who): # draw: function of a Participation -> the clients that it draws, at first `who`
     how = copy.deepcopy(how)
     with keep_generators(), hold_draws(): # of few clients, the same may be drawn by chance
-        again = next((other for _ in range(4) if (other := asked(how)) != who), who)
+        again = next((other for _ in range(4) if (other := draw(how)) != who), who)
     if again != who:
         warn(f"{how!r} drew the clients {who}, and asked again {again}, so the same seed may give another result; "
              "let draw(self, clients, rng) take random numbers from rng only, and count nothing")
@@ -61,13 +61,13 @@ def draw_clients(
 ) -> list:         # list of client numbers, sorted
     "The clients of a round."
     how = Uniform(participation) if is_number(participation) else participation
-    def asked(how):
+    def draw(how):
         offer = dict(clients=n, sizes=sizes, round=round, rng=rng('clients', seed, round), losses=losses, steps=steps,
                      seed=seed)
-        drawn = ask(how.draw, {k: v for k, v in offer.items() if v is not None})
-        return sorted(k.item() if hasattr(k, 'item') else k for k in (drawn if np.iterable(drawn) else [drawn]))
-    who = asked(how)
-    if not round and type(how).__module__ != __name__: _ask_again(how, asked, who)
+        numbers = ask(how.draw, {k: v for k, v in offer.items() if v is not None})
+        return sorted(k.item() if hasattr(k, 'item') else k for k in (numbers if np.iterable(numbers) else [numbers]))
+    who = draw(how)
+    if not round and type(how).__module__ != __name__: _ask_again(how, draw, who)
     if not all(map(is_whole, who)) or not who or who[0] < 0 or who[-1] >= n or len(set(who)) < len(who):
         raise ValueError(f"{how!r} drew the clients {who}; they must be different numbers from 0 to {n-1}, "
                          "and at least one")
@@ -80,7 +80,7 @@ def check_participation(
 ):
     "Refuse anything that is neither a share nor a Participation, or that does not suit the number of clients."
     if isinstance(participation, Participation):
-        if clients is not None and (said := participation.suits(clients)): raise ValueError(said)
+        if clients is not None and (why := participation.suits(clients)): raise ValueError(why)
     elif not (is_number(participation) and 0 < participation <= 1):
         raise ValueError(f"participation={participation!r}, but it must be a number in (0, 1], the share of clients in "
                          "a round, or a value such as RoundRobin(0.1)")
@@ -181,20 +181,20 @@ def rounds(self:Clock, clients, seed, steps): # steps: function of client and ro
     paces, work, now = self.seconds(clients, seed), [], 0. # work: a heap of (end, client, round in which it began)
     def begin(idle, draw, round):
         free = min(many(self.share, clients) - len(work), len(idle))
-        drawn = draw.choice(len(idle), free, replace=False).tolist()
-        for k in [idle[i] for i in drawn]: heappush(work, (now + self.delay + paces[k]*steps(k, round), k, round))
-        for i in sorted(drawn, reverse=True): del idle[i]
+        picks = draw.choice(len(idle), free, replace=False).tolist()
+        for k in [idle[i] for i in picks]: heappush(work, (now + self.delay + paces[k]*steps(k, round), k, round))
+        for i in sorted(picks, reverse=True): del idle[i]
     for round in count():
-        busy, draw, came = {k for _, k, _ in work}, rng('clients', seed, round), []
+        busy, draw, arrivals = {k for _, k, _ in work}, rng('clients', seed, round), []
         idle, end = [k for k in range(clients) if k not in busy], now + (self.deadline or math.inf)
         begin(idle, draw, round)
         goal = self.answers or len(work)
-        while len(came) < goal and (not came or work[0][0] <= end):
+        while len(arrivals) < goal and (not arrivals or work[0][0] <= end):
             now, k, began = heappop(work)
-            came.append((k, began, now))
-            if self.answers and len(came) < goal: begin(idle, draw, round)
-        if len(came) < goal: now = max(now, end)
-        who, starts, at = zip(*sorted(came))
+            arrivals.append((k, began, now))
+            if self.answers and len(arrivals) < goal: begin(idle, draw, round)
+        if len(arrivals) < goal: now = max(now, end)
+        who, starts, at = zip(*sorted(arrivals))
         yield Arrivals(list(who), list(starts), frozenset(b for _, _, b in work), at, now)
 
 @patch

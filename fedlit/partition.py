@@ -155,13 +155,13 @@ def _concentration(alpha):
 def _table(sizes, clients, alpha, cap, rng):
     "One Dirichlet table (clients, classes) for classes of the given `sizes`, with or without the cap rule."
     table = np.zeros((len(sizes), clients), np.int64)
-    held = table.sum(0)
+    totals = table.sum(0)
     for row, n in zip(table, sizes):
         if n == 0: continue
-        free = np.flatnonzero(held * clients < sizes.sum()) if cap else np.arange(clients)
-        running = np.cumsum(rng.dirichlet(np.full(len(free), alpha)))
-        row[free] = np.diff(np.floor(running / running[-1] * n).astype(np.int64), prepend=0)
-        held += row
+        free = np.flatnonzero(totals * clients < sizes.sum()) if cap else np.arange(clients)
+        ends = np.cumsum(rng.dirichlet(np.full(len(free), alpha)))
+        row[free] = np.diff(np.floor(ends / ends[-1] * n).astype(np.int64), prepend=0)
+        totals += row
     return table.T
 
 # %% ../nbs/02_partition.ipynb #2da17f62
@@ -177,15 +177,15 @@ def _search(sizes, clients, alpha, min_size, restarts, rng):
 # %% ../nbs/02_partition.ipynb #f75731e3
 def _lend(table, least):
     "The table with `least` samples for every client, lent by the client with most samples, from its largest class."
-    table, held = table.copy(), table.sum(1)
-    for k in np.flatnonzero(held < least):
-        while held[k] < least:
-            rich = held.argmax()
+    table, totals = table.copy(), table.sum(1)
+    for k in np.flatnonzero(totals < least):
+        while totals[k] < least:
+            rich = totals.argmax()
             c = table[rich].argmax()
-            loan = min(least - held[k], held[rich] - least, table[rich, c])
+            loan = min(least - totals[k], totals[rich] - least, table[rich, c])
             for whose, n in ((k, loan), (rich, -loan)):
                 table[whose, c] += n
-                held[whose] += n
+                totals[whose] += n
     return table
 
 # %% ../nbs/02_partition.ipynb #c9104e19
@@ -269,8 +269,8 @@ def shards(
     y, clients, rng = _start(y, clients, seed)
     s = _whole("shards_per_client", shards_per_client, 1, len(y) // clients,
                f"since {len(y)} samples are shared by {clients} clients")
-    cut = _pure(_decks(y, rng), clients * s, rng) if pure else np.array_split(_order_by_label(y, rng), clients * s)
-    return _pack([np.concatenate([cut[j] for j in hand]) for hand in rng.permutation(clients * s).reshape(clients, s)])
+    deck = _pure(_decks(y, rng), clients * s, rng) if pure else np.array_split(_order_by_label(y, rng), clients * s)
+    return _pack([np.concatenate([deck[j] for j in hand]) for hand in rng.permutation(clients * s).reshape(clients, s)])
 
 # %% ../nbs/02_partition.ipynb #eff4f682
 def _apportion(share, size, rng):
@@ -368,9 +368,9 @@ def _check_readable(task):
         raise ValueError(f"{task.name} has no classes to read differently; its targets are {task.target!r}")
 
 # %% ../nbs/02_partition.ipynb #b9637587
-def _readings(classes, concepts, changed, rng):
-    "The label that each concept gives each class, (concepts, classes): `changed` classes on a ring move along it."
-    table, ring = np.tile(np.arange(classes), (concepts, 1)), rng.permutation(classes)[:changed]
+def _readings(classes, concepts, count, rng):
+    "The label that each concept gives each class, (concepts, classes): `count` classes on a ring move along it."
+    table, ring = np.tile(np.arange(classes), (concepts, 1)), rng.permutation(classes)[:count]
     for g, row in enumerate(table): row[ring] = np.roll(ring, -g)
     return table
 
@@ -383,10 +383,10 @@ def concept_shift(
     "Make groups of samples that disagree on the labels of classes (Sattler et al., 2020). ValueError: bad argument."
     _check_readable(task)
     concepts = _whole("concepts", concepts, 2, task.classes, "the number of classes")
-    changed = _whole("classes", task.classes if classes is None else classes, concepts, task.classes,
-                     f"to differ in {concepts} concepts")
+    count = _whole("classes", task.classes if classes is None else classes, concepts, task.classes,
+                   f"to differ in {concepts} concepts")
     rng = _rng(seed)
-    names, new = _readings(task.classes, concepts, changed, rng), {}
+    names, new = _readings(task.classes, concepts, count, rng), {}
     for part in [p for p in ("train", "test", "val") if getattr(task, f"y_{p}") is not None]:
         y = _labels(getattr(task, f"y_{part}"))
         whose = np.empty_like(y)

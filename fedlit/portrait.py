@@ -29,7 +29,7 @@ from .ground.tree import leaves
 # %% ../nbs/portrait.ipynb #66256bf7
 LINE, FILL = 'fill="none" stroke="currentColor"', 'fill="currentColor"'
 
-def _accent(on, drawn): return f'<g class="accent" color="{palette["accent"]}">{drawn}</g>' if on and drawn else drawn
+def _accent(on, shape): return f'<g class="accent" color="{palette["accent"]}">{shape}</g>' if on and shape else shape
 
 # %% ../nbs/portrait.ipynb #aaf46e8a
 _ALONE = ('<style>svg:root{color:#222;font-family:system-ui,sans-serif} '
@@ -59,9 +59,9 @@ def trial(method, model):
                                           torch.arange(1., CLIENTS+1))
     out, other = train(state, who), replace(state, seed=1)
     new, again, late = end(method, state, out), train(other, [WEAK])['params'], end(method, other, out)
-    drawn = any(not v[WEAK].equal(again[k][0]) or not new.params[k].equal(late.params[k])
-                for k, v in out['params'].items())
-    return dict(state=state, out=out, new=new, plain=end(FedAvg(), state, out), drawn=drawn)
+    random = any(not v[WEAK].equal(again[k][0]) or not new.params[k].equal(late.params[k])
+                 for k, v in out['params'].items())
+    return dict(state=state, out=out, new=new, plain=end(FedAvg(), state, out), random=random)
 
 # %% ../nbs/portrait.ipynb #480f81e1
 @dataclass(frozen=True)
@@ -93,20 +93,20 @@ MARKS = dict(
     step="the server's step is not the mean", server='the server remembers tensors',
     public='the server has public samples')
 
-def _marks(method, state, out, new, plain, drawn):
+def _marks(method, state, out, new, plain, random):
     wire, tensors = Wire(1000, 1, 32, 1000, 32), lambda tree, least: any(v.dim() > least for v in leaves(tree))
     home = state.personal
     fewer = any(hasattr(p, 'wire') and p.wire(wire).bytes < wire.bytes for p in method.parts)
-    given = any(not v[:].equal({**out['params'], **out['buffers']}[k]) for k, v in new.personal.items())
-    found = dict(
+    writes = any(not v[:].equal({**out['params'], **out['buffers']}[k]) for k, v in new.personal.items())
+    facts = dict(
         own=bool(home) or overrides(method, 'deploy'),
         loss=overrides(method, 'loss') or overrides(method, 'output'), grad=overrides(method, 'grad'),
         client=tensors(state.client, 1), weights=bool(state.params.keys() - home.keys()), # no counters
         more_up=bool(leaves(out['uploads'])) or bool(home) and asks_for(method, 'merge', 'trained'),
-        more_down=bool(server_readers(method)) or given, noise=drawn and not fewer, fewer=fewer,
+        more_down=bool(server_readers(method)) or writes, noise=random and not fewer, fewer=fewer,
         step=any(not v.allclose(plain.params[k], rtol=1e-3, atol=1e-6) for k, v in new.params.items()),
         server=tensors(new.server, 0), public=wants(method, 'proxy'))
-    return tuple(mark for mark in MARKS if found[mark])
+    return tuple(mark for mark in MARKS if facts[mark])
 
 # %% ../nbs/portrait.ipynb #3e71f9f7
 @dataclass(frozen=True, repr=False)
@@ -124,13 +124,13 @@ def portrait(method):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for model in trial_networks():
-            try: seen = trial(method, model)
-            except ValueError as e: refused = e
+            try: outcome = trial(method, model)
+            except ValueError as e: error = e
             else: break
-        else: raise refused
-    layers = [_layer(k, m, *(seen[s] for s in ('state', 'out', 'new'))) for k, m in model.named_modules()
+        else: raise error
+    layers = [_layer(k, m, *(outcome[s] for s in ('state', 'out', 'new'))) for k, m in model.named_modules()
               if hasattr(m, 'weight')]
-    return Portrait(method.name, tuple(layers), _marks(method, **seen))
+    return Portrait(method.name, tuple(layers), _marks(method, **outcome))
 
 # %% ../nbs/portrait.ipynb #55aac847
 def _kinds(layers, the=''):
@@ -141,15 +141,15 @@ def _kinds(layers, the=''):
 @patch
 def words(self:Portrait):
     "The picture described in a sentence."
-    layers, said = self.layers, []
+    layers, parts = self.layers, []
     if home := [l for l in layers if l.home]:
-        said.append(f"{_kinds(home, 'the ')} {'stay' if ' and ' in _kinds(home) else 'stays'} at home")
-    if any(0 < sum(l.has) < len(l.has) for l in layers): said.append('a client may have some neurons only')
-    if any(not any(l.has) for l in layers): said.append('a client may have some layers only')
-    if second := [l for l in layers if l.own]: said.append(f'a client has a second {_kinds(second)}')
-    if any(l.shared < 1 for l in layers): said.append('weights are made of smaller factors')
-    shown = [MARKS[m] for m in self.marks if m != 'weights']
-    return f"{self.name}: {', '.join(said + shown) or 'the plain average'}."
+        parts.append(f"{_kinds(home, 'the ')} {'stay' if ' and ' in _kinds(home) else 'stays'} at home")
+    if any(0 < sum(l.has) < len(l.has) for l in layers): parts.append('a client may have some neurons only')
+    if any(not any(l.has) for l in layers): parts.append('a client may have some layers only')
+    if second := [l for l in layers if l.own]: parts.append(f'a client has a second {_kinds(second)}')
+    if any(l.shared < 1 for l in layers): parts.append('weights are made of smaller factors')
+    signs = [MARKS[m] for m in self.marks if m != 'weights']
+    return f"{self.name}: {', '.join(parts + signs) or 'the plain average'}."
 
 # %% ../nbs/portrait.ipynb #2fb25f4a
 def _rect(x, y, w, h, how=FILL): return f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" {how}/>'
@@ -178,8 +178,8 @@ def _way(x0, x1, y, marks, more):
     "An arrow between client and server, with signs for what happens to the tensors on the way."
     d, h = (1, -1)[x1 < x0], 5
     line = f'q{d*1.6}-6 {d*3.2} 0' + f't{d*3.2} 0'*3 if 'noise' in marks else f'H{x1 - d*h}'
-    dashed = ' stroke-dasharray="2.5 2"'*('fewer' in marks)
-    return _accent(more, f'<path d="M{x0} {y}{line}" {LINE} stroke-width="1.6"{dashed}/>'
+    dash = ' stroke-dasharray="2.5 2"'*('fewer' in marks)
+    return _accent(more, f'<path d="M{x0} {y}{line}" {LINE} stroke-width="1.6"{dash}/>'
                          f'<path d="M{x1} {y}l{-d*h} 3v-6Z" {FILL}/>')
 
 # %% ../nbs/portrait.ipynb #cc72806b

@@ -109,9 +109,9 @@ def in_order(
     order, # list of the clients' positions, cohort after cohort
 ):
     "The results of the cohorts as one stack, with the `i`-th client's results in row `order[i]`."
-    joined = join(outs)
+    stack = join(outs)
     back = torch.tensor(order).argsort().tolist()
-    return joined if back == sorted(back) else rows(joined, back)
+    return stack if back == sorted(back) else rows(stack, back)
 
 # %% ../nbs/12_round.ipynb #ce0017eb
 def fed_round(

@@ -41,15 +41,15 @@ def tests_of(
         those = {*rng('tests', seed).choice(len(clients), most, replace=False).tolist()}
         clients = [c if k in those else c[:0] for k, c in enumerate(clients)]
     domain = getattr(task, f'domain_{part}')
-    seen = [] if task.domain_train is None else [task.domain_train[c].unique() for c in clients]
-    if not seen or any(len(d) > 1 for d in seen):
+    domains = [] if task.domain_train is None else [task.domain_train[c].unique() for c in clients]
+    if not domains or any(len(d) > 1 for d in domains):
         mine, theirs = task.strata().cpu(), task.strata(part).cpu()
         if task.target != 'class': # a stratum without test samples is replaced by the nearest one that has some
             there = theirs.unique()
             mine = there[(there - mine[:, None]).abs().argmin(1)] if len(there) else mine
         try: return match(clients, mine, theirs, seed)
         except ValueError as e: raise ValueError(str(e).replace('y_test', f'y_{part}')) from None
-    return [(domain == d).nonzero()[:, 0] if len(d) else domain[:0] for d in seen]
+    return [(domain == d).nonzero()[:, 0] if len(d) else domain[:0] for d in domains]
 
 # %% ../nbs/17_scores.ipynb #7aa858ae
 class Tester:
@@ -81,11 +81,11 @@ def ask(self:Tester,
     "Sums, and logits for metrics, as tensors on their device, without synchronising; [] if there are no samples."
     x, y = self.x[at], self.y[at]
     if not len(y): return []
-    with Seeded(('test',)) if self.draws else nullcontext() as drawn:
+    with Seeded(('test',)) if self.draws else nullcontext() as draws:
         logits = logits_of(self.model, x, prepare=self.ready, state=net, answer=answer)
-        seen = [sums_of(logits, y, target=self.target), *[logits]*bool(self.metrics)]
-    if drawn: self.draws = drawn.count > 0
-    return seen
+        tensors = [sums_of(logits, y, target=self.target), *[logits]*bool(self.metrics)]
+    if draws: self.draws = draws.count > 0
+    return tensors
 
 # %% ../nbs/17_scores.ipynb #3ea50cab
 @patch
@@ -103,12 +103,12 @@ def ask_parts(self:Tester,
 
 @patch
 def scores(self:Tester,
-    read,           # the tensors from `ask`, on the CPU
+    tensors,        # the tensors from `ask`, on the CPU
     at=slice(None), # as for `ask`
 ):
     "dict(accuracy, loss, and the metrics) from the tensors of `ask`, moved to the CPU; NaN if there are no samples."
-    if not read: return dict.fromkeys((*SCORED[self.target], *self.metrics), nan)
-    (sums, *logits), y = read, self.labels[at]
+    if not tensors: return dict.fromkeys((*SCORED[self.target], *self.metrics), nan)
+    (sums, *logits), y = tensors, self.labels[at]
     return {**score_of(sums, self.target), **(compute_metrics(self.metrics, *logits, y) if logits else {})}
 
 # %% ../nbs/17_scores.ipynb #a447c18d
@@ -130,12 +130,12 @@ def queue_scores(
 
 def read_scores(
     test,  # a Tester
-    queued, # results of `queue_scores`, of one state or more
-    tests, # one index tensor into the test set for each entry of `queued`
+    queue, # results of `queue_scores`, of one state or more
+    tests, # one index tensor into the test set for each entry of `queue`
 ):         # list of dict(accuracy, loss, and the metrics)
     "Scores, read from the device in one transfer."
-    read = iter(to_host(*(v for tensors in queued for v in tensors)))
-    return [test.scores([next(read) for _ in tensors], at) for tensors, at in zip(queued, tests)]
+    values = iter(to_host(*(v for tensors in queue for v in tensors)))
+    return [test.scores([next(values) for _ in tensors], at) for tensors, at in zip(queue, tests)]
 
 # %% ../nbs/17_scores.ipynb #cad369ea
 def scores_of(
@@ -173,11 +173,11 @@ def by_name(
 
 # %% ../nbs/17_scores.ipynb #withspr1
 def with_spread(
-    seen, # name -> list of accuracies, one per client
-):        # name -> their mean, and name_sd -> their standard deviation
+    scores, # name -> list of accuracies, one per client
+):          # name -> their mean, and name_sd -> their standard deviation
     "Columns of the history from values of single clients; undefined values (NaN) are left out."
     row = {}
-    for name, values in seen.items():
+    for name, values in scores.items():
         s = spread([v for v in values if v == v] or [nan])
         row[name], row[f'{name}_sd'] = s.mean, s.sd
     return row
@@ -190,17 +190,17 @@ def worst(
 ):            # float; NaN if there are no numbers
     "The mean over the clients with the worst values; undefined values (NaN) are left out."
     if not 0 < share <= 1: raise ValueError(f"share={share!r}, but it must be in (0, 1], such as .1 for a tenth")
-    seen = sorted((v for v in map(float, values) if v == v), reverse=lowest)
-    return spread(seen[:max(1, round(share*len(seen)))] or [nan]).mean
+    numbers = sorted((v for v in map(float, values) if v == v), reverse=lowest)
+    return spread(numbers[:max(1, round(share*len(numbers)))] or [nan]).mean
 
 # %% ../nbs/17_scores.ipynb #mt11chec
 STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', 'personal', 'validation_personal'
 
 def columns_of(target): # one of `fedlit.data.TARGETS`
     "The columns that a history may have without metrics."
-    said = {f'{name}{end}' for name in SCORED[target] for end in ('', '_before')}
+    names = {f'{name}{end}' for name in SCORED[target] for end in ('', '_before')}
     return {'round', 'train_loss', 'drift', 'participants', 'participants_tested', 'time', 'staleness', 'bad',
-            'bad_clients', 'why', 'validation', 'seconds', 'peak_mb', *said, *STAGES, *(f'{k}_sd' for k in STAGES)}
+            'bad_clients', 'why', 'validation', 'seconds', 'peak_mb', *names, *STAGES, *(f'{k}_sd' for k in STAGES)}
 
 SEEN = frozenset().union(*map(columns_of, SCORED)) # for any target
 
@@ -229,11 +229,11 @@ def keep_tested(history): # DataFrame
 def check_name(
     whose, # 'metrics' or 'watch', for the error
     name,  # of a new column
-    taken, # names of the others, and of what each is a column
+    owner, # names of the others, and of what each is a column
 ):
     "Refuse what cannot be the name of a new column of a history."
     if not isinstance(name, str) or not name: raise ValueError(f"{whose}: {name!r} is no name of a column")
-    if name in taken: raise ValueError(f"{whose}: {name!r} is a column of {taken[name]}; choose another name")
+    if name in owner: raise ValueError(f"{whose}: {name!r} is a column of {owner[name]}; choose another name")
 
 # %% ../nbs/17_scores.ipynb #521f2495
 def check_metrics(
@@ -246,10 +246,10 @@ def check_metrics(
         raise TypeError(f"metrics is a {type(metrics).__name__}, "
                         "but it must be a dict, name -> function of (logits, y)")
     ends = {'before', 'validation', *STAGES, *(f'{k}_sd' for k in STAGES)}
-    taken = {**{f'{name}_{k}': f'the metric {name!r}' for name in metrics for k in ends},
+    owner = {**{f'{name}_{k}': f'the metric {name!r}' for name in metrics for k in ends},
              **dict.fromkeys(columns_of(target), 'the history already')}
     for name, f in metrics.items():
-        check_name('metrics', name, taken)
+        check_name('metrics', name, owner)
         if not callable(f):
             raise TypeError(f"metrics: {name!r} is {f!r}, "
                             "but it must be a function of (logits, y) that returns a number")
@@ -258,17 +258,17 @@ def check_metrics(
 def _fits(v): return v is None or isinstance(v, (bool, int, float, str)) or isinstance(v, tuple) and all(map(_fits, v))
 
 def read_watch(
-    said, # what the function `watch` returned
-    row,  # dict, the other columns of this round
-) -> dict: # name -> number, text, or list of these
+    answer, # what the function `watch` returned
+    row,    # dict, the other columns of this round
+) -> dict:  # name -> number, text, or list of these
     "Columns for a row of the history, in a form that a file can hold; what cannot be a column is refused."
-    if said is None: return {}
-    if not isinstance(said, dict):
-        raise TypeError(f"watch returned a {type(said).__name__}, but it must return a dict, name -> number")
-    new = {k: as_python(v) for k, v in said.items()}
+    if answer is None: return {}
+    if not isinstance(answer, dict):
+        raise TypeError(f"watch returned a {type(answer).__name__}, but it must return a dict, name -> number")
+    new = {k: as_python(v) for k, v in answer.items()}
     for name, v in new.items():
         check_name('watch', name, dict.fromkeys({*SEEN, *row}, 'the history already'))
         if not _fits(v):
-            raise TypeError(f"watch: {name!r} is a {type(said[name]).__name__}, "
+            raise TypeError(f"watch: {name!r} is a {type(answer[name]).__name__}, "
                             "but it must be a number, a text, or a list or an array of numbers")
     return json.loads(json.dumps(new)) # tuples as lists

@@ -27,14 +27,14 @@ def _difference(new, old):
     if not new.is_floating_point(): return (new.long() - old.long()).to(finest(new.device))
     return (new - old).masked_fill(new == old, 0)
 
-def _add_to_buffer(old, moved):
-    "Buffers of complex or whole numbers, after they have `moved`."
-    if old.is_complex(): return old + torch.view_as_complex(moved).to(old)
-    return torch.where(moved == 0, old, (old.long() + moved).round().to(old.dtype))
+def _add_to_buffer(old, change):
+    "Buffers of complex or whole numbers, after this `change`."
+    if old.is_complex(): return old + torch.view_as_complex(change).to(old)
+    return torch.where(change == 0, old, (old.long() + change).round().to(old.dtype))
 
-def _sums(q, p, new, old, mask=None, trained=True): # trained: is it a parameter?
+def _sums(q, p, new, old, mask=None, is_param=True): # is_param: is it a parameter?
     "The sum of q_k (new_k - old) over clients; with a mask, also the sum of p_k over those that trained each entry."
-    d = new - old if trained else _difference(new, old)
+    d = new - old if is_param else _difference(new, old)
     d, total = d.to(torch.promote_types(q.dtype, d.dtype)), lambda weights, v: torch.tensordot(weights.to(v), v, 1)
     if mask is None or not new.is_floating_point(): return dict(moved=total(q, d))
     mask = beside(mask, d).to(d)
@@ -48,9 +48,9 @@ def client_sums(
     p,     # (K,) how much each client counts; sums to one over all clients of the round
 ):         # name of a tensor -> dict(moved=(...), and share=(...) if some clients train only a part of it)
     "What the server's average needs from the clients: sums over them, which may be added up group by group."
-    trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
-    return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k), k in state.params)
-            for k, v in sent.items() if k not in state.personal}
+    theirs, old = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
+    return {k: _sums(q if k in state.params else p, p, theirs[k], v, out['mask'].get(k), k in state.params)
+            for k, v in old.items() if k not in state.personal}
 
 def _mean(moved, share=None):
     "The average change of each entry over the clients that trained it; zero if none did."
@@ -111,9 +111,9 @@ def aggregate(
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer).to(p)
     if any(replaces(part, 'weigh', 'weights') for part in method.parts): p = offer['weights'] = q/q.sum()
     new = caught_up(state, out)
-    moved = (_combine_changes(method, state, new, offer, q) if overrides(method, 'combine')
-             else {k: _mean(**v) for k, v in sums(state, new, q, p).items()})
-    return _merge_changes(method, state, who, out, offer, moved)
+    changes = (_combine_changes(method, state, new, offer, q) if overrides(method, 'combine')
+               else {k: _mean(**v) for k, v in sums(state, new, q, p).items()})
+    return _merge_changes(method, state, who, out, offer, changes)
 
 # %% ../nbs/10_server.ipynb #922f0922
 MEETING = 'peers', 'peer_uploads' # values that `merge` asks for if it uses clients with other networks
@@ -173,21 +173,21 @@ def caught_up(
 # %% ../nbs/10_server.ipynb #7f845036
 def _combine_changes(method, state, out, offer, q):
     "The average change of every tensor, after the `combine` hooks."
-    p, sent = offer['weights'], {k: v for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
-    trained = rows({k: v for k, v in {**out['params'], **out['buffers']}.items() if k in sent}, slice(None))
+    p, old = offer['weights'], {k: v for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
+    theirs = rows({k: v for k, v in {**out['params'], **out['buffers']}.items() if k in old}, slice(None))
     often = torch.where(p > 0, q/p, 1.) # factor by which `weigh` stretches each client's step
     stretch = lambda k, d: beside(often, d).to(d)*d if k in state.params and overrides(method, 'weigh') else d
-    deltas = {k: stretch(k, trained[k] - v) for k, v in sent.items() if v.is_floating_point()}
-    weights, mask, drawn = p, rows(out['mask'], slice(None)), Seeded(('combine', state.seed, state.round))
+    deltas = {k: stretch(k, theirs[k] - v) for k, v in old.items() if v.is_floating_point()}
+    weights, mask, draws = p, rows(out['mask'], slice(None)), Seeded(('combine', state.seed, state.round))
     for name, part in parts_with(method, 'combine'):
-        with drawn:
+        with draws:
             deltas, weights = ask(part.combine, part_view(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
         if len(weights) != len(p): mask = {} # rows are no longer clients
-    counts = replace(state, params={}, buffers={k: v for k, v in sent.items() if k not in deltas})
-    moved = client_sums(counts, dict(out, params={}, buffers=trained), p, weights if len(weights) == len(p) else p)
+    counts = replace(state, params={}, buffers={k: v for k, v in old.items() if k not in deltas})
+    sums = client_sums(counts, dict(out, params={}, buffers=theirs), p, weights if len(weights) == len(p) else p)
     zero = {k: torch.zeros_like(v) for k, v in deltas.items()}
-    moved.update({k: _sums(weights, weights, d, zero[k][0], mask.get(k)) for k, d in deltas.items()})
-    return {k: _mean(**v) for k, v in moved.items()}
+    sums.update({k: _sums(weights, weights, d, zero[k][0], mask.get(k)) for k, d in deltas.items()})
+    return {k: _mean(**v) for k, v in sums.items()}
 
 
 # %% ../nbs/10_server.ipynb #athome01
@@ -203,54 +203,54 @@ def _at_home(part, home, new): # home: name -> (K, ...), the tensors that stay a
     return new
 
 # %% ../nbs/10_server.ipynb #5b25c566
-def _merge_changes(method, state, who, out, offer, moved):
-    "The state after the `merge` hooks; `moved` is the average change of every tensor that is averaged."
-    trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
-    delta = {k: d.to(sent[k]) for k, d in moved.items() if sent[k].is_floating_point()}
-    server, home, drawn = {}, {k: trained[k] for k in state.personal}, Seeded(('merge', state.seed, state.round))
+def _merge_changes(method, state, who, out, offer, changes):
+    "The state after the `merge` hooks; `changes` has the average change of every tensor that is averaged."
+    theirs, old = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
+    delta = {k: d.to(old[k]) for k, d in changes.items() if old[k].is_floating_point()}
+    server, home, draws = {}, {k: theirs[k] for k in state.personal}, Seeded(('merge', state.seed, state.round))
     for name, part in zip(part_names(method), method.parts):
         if not who and not meets(part): # there is nothing for it to act on
             server[name] = state.server[name]
             continue
-        ends = rows({**trained, **home}, slice(None)) if asks_for(part, 'merge', 'trained') else {}
-        seen = part_view(dict(offer, delta=delta, trained=ends), name)
-        with drawn: delta, server[name], *more = ask(part.merge, seen)
+        ends = rows({**theirs, **home}, slice(None)) if asks_for(part, 'merge', 'trained') else {}
+        view = part_view(dict(offer, delta=delta, trained=ends), name)
+        with draws: delta, server[name], *more = ask(part.merge, view)
         for own in more: home.update(_at_home(part, home, own))
-    new = {k: v + delta[k] if k in delta else v if k in state.personal else _add_to_buffer(v, moved[k])
-           for k, v in sent.items()}
-    kept = write_rows(dict(client=state.client, personal=state.personal), who,
-                      dict(client=out['client'], personal={k: home[k] for k in state.personal})) if who else {}
+    new = {k: v + delta[k] if k in delta else v if k in state.personal else _add_to_buffer(v, changes[k])
+           for k, v in old.items()}
+    tables = write_rows(dict(client=state.client, personal=state.personal), who,
+                        dict(client=out['client'], personal={k: home[k] for k in state.personal})) if who else {}
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers},
-                   server=server, **kept, round=state.round+1)
+                   server=server, **tables, round=state.round+1)
 
 # %% ../nbs/10_server.ipynb #8fadea9c
-def _deploy_offer(state, client, given):
+def _deploy_offer(state, client, values):
     "The values that hooks may ask for between rounds, about the server's network or a client's."
     mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v
                          for k, v in tree.items()}
-    return dict({k: v for k, v in given.items() if v is not None}, params=mine(state.params),
+    return dict({k: v for k, v in values.items() if v is not None}, params=mine(state.params),
                 buffers=mine(state.buffers), server=state.server, fixed=state.fixed, round=state.round,
                 clients=state.clients, generator=torch.Generator())
 
-def _deploy_parts(method, trained): # trained: has the client just trained?
+def _deploy_parts(method, is_trained): # is_trained: has the client just trained?
     "The parts that make its network: first what moves it before training, if it has not trained, last what tunes it."
     def moves(part): return overrides(part, 'begin') and not asks_for(part, 'deploy', 'number') # a capacity cuts again
     def place(part): return 0 if moves(part) else 1 + asks_for(part, 'deploy', 'data')
     parts = sorted(parts_with(method, 'deploy'), key=lambda pair: place(pair[1]))
-    return [(name, part) for name, part in parts if place(part) or not trained]
+    return [(name, part) for name, part in parts if place(part) or not is_trained]
 
 # %% ../nbs/10_server.ipynb #depl0002
-def _own_network(method, state, offer, use, trained): # use: function (params, buffers, train) -> params in use
+def _own_network(method, state, offer, use, is_trained): # use: function (params, buffers, train) -> params in use
     "Apply the `deploy` hooks to the tensors of a client."
     for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():
         if asks_for(method, 'deploy', need) and need not in offer:
             raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
     new = offer['params']
     with Seeded(('deploy', state.seed, state.round, offer['number'])):
-        for name, p in _deploy_parts(method, trained): new = ask(p.deploy, part_view(dict(offer, params=new), name))
-    buffers, seen = offer['buffers'], lambda params: use(params, offer['buffers'], False).keys()
-    if offer['params'].keys() - new.keys() and (gone := seen(offer['params']) - seen(new)):
-        raise TypeError(without_tensors(gone, f'`deploy` of {method!r} returned'))
+        for name, p in _deploy_parts(method, is_trained): new = ask(p.deploy, part_view(dict(offer, params=new), name))
+    buffers, reads = offer['buffers'], lambda params: use(params, offer['buffers'], False).keys()
+    if offer['params'].keys() - new.keys() and (missing := reads(offer['params']) - reads(new)):
+        raise TypeError(without_tensors(missing, f'`deploy` of {method!r} returned'))
     return dict(offer, params={k: v for k, v in new.items() if k not in buffers},
                 buffers={k: new.get(k, v) for k, v in buffers.items()})
 
@@ -271,7 +271,7 @@ def deploy_network(
     offer = _deploy_offer(state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
                                          number=client if number is None else number))
     if client is not None and overrides(method, 'deploy'):
-        offer = _own_network(method, state, offer, use, trained=number is not None)
+        offer = _own_network(method, state, offer, use, is_trained=number is not None)
     params, buffers = offer['params'], offer['buffers']
     def answer(logits, features, x):
         with Seeded(('predict', state.seed, state.round, *(() if client is None else (offer['number'],)))):
@@ -290,8 +290,8 @@ def ended_in(
     out,   # the clients' results
 ):         # State
     "The state in which the rows of what clients keep are those with which they ended, before their `send` hooks."
-    trained = out.get('ended', out)
-    return replace(state, personal={**trained['params'], **trained['buffers']}, client=out['client'])
+    end = out.get('ended', out)
+    return replace(state, personal={**end['params'], **end['buffers']}, client=out['client'])
 
 # %% ../nbs/10_server.ipynb #2897f738
 def recompute(
@@ -302,7 +302,7 @@ def recompute(
     who=None, # numbers of their clients, which determine the network's random draws; None: 0, 1, ...
 ) -> State:
     "Give the server's network the mean of its batch statistics on `batches`, weighted by their sizes unless `static`."
-    net, total, seen = copy.deepcopy(model), {}, 0
+    net, total, count = copy.deepcopy(model), {}, 0
     norms = {k: m for k, m in net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
     for m in norms.values(): m.momentum = 1.
     names = [f'{k}.{n}' for k in norms for n in ('running_mean', 'running_var') if f'{k}.{n}' in state.buffers]
@@ -314,6 +314,6 @@ def recompute(
                 weight = 1 if state.statistics == 'static' else n
                 for k, x in zip(clients[ks], batches.at(t, ks, n)[0]):
                     with Seeded(('statistics', state.seed, state.round, k, t)): new = pure(net)(params, buffers, x)[2]
-                    seen += weight
+                    count += weight
                     total = {k: total.get(k, 0) + weight*new[k] for k in names}
-    return replace(state, buffers={k: total[k]/seen if k in total else v for k, v in state.buffers.items()})
+    return replace(state, buffers={k: total[k]/count if k in total else v for k, v in state.buffers.items()})

@@ -80,19 +80,19 @@ class Setting:
 # %% ../nbs/16_setting.ipynb #f2219fdc
 def plain(s):
     "A setting as a dictionary, in the form that JSON would return."
-    said = {f.name: getattr(s, f.name) for f in fields(Setting)}
-    if not s.without: del said['without']
-    return json.loads(json.dumps({**said, 'local': s.local.plain(), 'participation': as_text(s.participation)}))
+    entries = {f.name: getattr(s, f.name) for f in fields(Setting)}
+    if not s.without: del entries['without']
+    return json.loads(json.dumps({**entries, 'local': s.local.plain(), 'participation': as_text(s.participation)}))
 
 def _tuples(v): return tuple(map(_tuples, v)) if isinstance(v, list) else v
 
 def read_setting(
-    said, # what `plain` returned; missing entries have their defaults
+    entries, # what `plain` returned; missing entries have their defaults
 ) -> Setting:
     "Make a setting from what `plain` returned."
-    said = {**plain(Setting()), **said}
-    made = dict(said, local=local(**said['local']), participation=value(said['participation']))
-    return Setting(**{k: _tuples(v) for k, v in made.items()})
+    entries = {**plain(Setting()), **entries}
+    values = dict(entries, local=local(**entries['local']), participation=value(entries['participation']))
+    return Setting(**{k: _tuples(v) for k, v in values.items()})
 
 # %% ../nbs/16_setting.ipynb #8ed7fdab
 def _domains(task):
@@ -198,8 +198,8 @@ def public_set(
             if how == 'held': c = c[~torch.isin(c, i)]
             few = m + (k < more)
             i = torch.cat([i, pick(c, few if how == 'uploaded' or len(c) > few + 1 else len(c)//2)])
-        left = [c[~torch.isin(c, i)] for c in clients] if how == 'held' else clients
-        return task.normalise(task.x_train[i]), task.y_train[i], left
+        rest = [c[~torch.isin(c, i)] for c in clients] if how == 'held' else clients
+        return task.normalise(task.x_train[i]), task.y_train[i], rest
     if how == 'broader':
         other = load('digits_domains')
         i = pick(torch.arange(len(other.y_train)), n)
@@ -217,12 +217,12 @@ def _withheld(s, task, n):
         raise ValueError(f"public={s.public!r} (--proxy-samples {n} of {total} training images) "
                          "must leave some to the clients")
     order = torch.randperm(total, generator=generator_of(s.seed))
-    held, free = order[:n], order[n:].sort().values
+    public, free = order[:n], order[n:].sort().values
     domains = None if task.domain_train is None else task.domain_train[free]
     groups = dict(train=task.strata()[free], test=task.strata('test'))
     rest = SimpleNamespace(name=task.name, domain_train=domains, strata=lambda part='train': groups[part])
     clients, tests = clients_of(s, rest)
-    return dict(clients=[free[c] for c in clients], tests=tests, proxy=prepare(task, task.x_train[held]))
+    return dict(clients=[free[c] for c in clients], tests=tests, proxy=prepare(task, task.x_train[public]))
 
 # %% ../nbs/16_setting.ipynb #setpartc
 def parts_of(
@@ -234,12 +234,12 @@ def parts_of(
     if task is None: task = task_of(s.task, s.recipe, root, download)
     if model is None: model = build(s.model, task, seed=s.seed, **dict(s.options))
     if not hasattr(task, 'y_train'): clients = [] # `blank` has no samples to divide
-    made = dict(model=model, task=task)
-    if clients is not None: return dict(made, clients=clients)
+    parts = dict(model=model, task=task)
+    if clients is not None: return dict(parts, clients=clients)
     how, kw = call(s.public or 'nothing()')
-    if how == 'withheld': return dict(made, **_withheld(s, task, kw['samples']))
+    if how == 'withheld': return dict(parts, **_withheld(s, task, kw['samples']))
     clients, tests = clients_of(s, task)
-    made.update(clients=clients, tests=tests)
-    if not s.public: return made
+    parts.update(clients=clients, tests=tests)
+    if not s.public: return parts
     *proxy, clients = public_set(task, clients, how, kw['samples'], s.seed)
-    return dict(made, clients=clients, proxy=tuple(proxy))
+    return dict(parts, clients=clients, proxy=tuple(proxy))

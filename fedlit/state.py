@@ -44,12 +44,12 @@ def _no_tensor(e, names): # names: of parameters that the network does not have
 
 # %% ../nbs/07_state.ipynb #wotens01
 def without_tensors(
-    names, # set of the names of the tensors that are missing
-    said,  # who lacks them, as the beginning of a sentence
+    names,   # set of the names of the tensors that are missing
+    subject, # who lacks them, as the beginning of a sentence
 ):
     "The message of an error if the network would fall back on its first weights."
     first, *more = sorted(names)
-    return (f"{said} nothing for {first}{f' and {len(more)} more' if more else ''}; begin with {{**params, ...}}, "
+    return (f"{subject} nothing for {first}{f' and {len(more)} more' if more else ''}; begin with {{**params, ...}}, "
             "or the network would take its first weights")
 
 # %% ../nbs/07_state.ipynb #105a8607
@@ -67,14 +67,14 @@ def pure(
 ):
     "`model` as a function `forward(params, buffers, x, train=True) -> features, logits, buffers` that changes nothing."
     last = lambda v: v.contiguous(memory_format=torch.channels_last) if channels_last and v.dim() == 4 else v
-    weights, held = dict(model.named_parameters()), {k for k, _ in model.named_buffers()}
-    has, learns, tied = {*weights, *held}, {k for k, v in weights.items() if v.requires_grad}, tied_names(model)
+    weights, rest = dict(model.named_parameters()), {k for k, _ in model.named_buffers()}
+    has, learns, ties = {*weights, *rest}, {k for k, v in weights.items() if v.requires_grad}, tied_names(model)
     def forward(params, buffers, x, train=True):
         model.train(train)
         buffers = {k: v for k, v in buffers.items() if k in has}
-        own = {k: v.clone() if k in held else last(v) for k, v in {**params, **buffers}.items()} # gets what is assigned
+        own = {k: v.clone() if k in rest else last(v) for k, v in {**params, **buffers}.items()} # gets what is assigned
         if not learns <= own.keys(): raise TypeError(without_tensors(learns - own.keys(), 'the network is given'))
-        own.update({k: own[first] for k, first in tied.items() if first in own})
+        own.update({k: own[first] for k, first in ties.items() if first in own})
         with torch.autocast(x.device.type, precision, enabled=precision is not None):
             try: out = functional_call(model, own, pixel_by_pixel(x) if channels_last else x.clone(), tie_weights=False)
             except (AttributeError, TypeError) as e:
@@ -102,9 +102,9 @@ def is_stopped(module): # module: part of a network
 
 def fixed_names(model):
     "The names of tensors that training does not change: frozen parameters, and the statistics of frozen norms."
-    stopped = {k for k, m in model.named_modules() if is_stopped(m)}
+    norms = {k for k, m in model.named_modules() if is_stopped(m)}
     return {*(k for k, v in model.named_parameters() if not v.requires_grad),
-            *(k for k, _ in model.named_buffers() if k.rpartition('.')[0] in stopped)}
+            *(k for k, _ in model.named_buffers() if k.rpartition('.')[0] in norms)}
 
 def split_state(model):
     "Copies of the tensors that training changes: the parameters that learn, and the buffers."
@@ -173,13 +173,13 @@ def homes(
     if statistics not in STATISTICS:
         raise ValueError(f"statistics={statistics!r}, but it must be one of {', '.join(STATISTICS)}")
     owner = {f'{m}.{k}'.lstrip('.'): mod for m, mod in model.named_modules() for k in (*mod._parameters, *mod._buffers)}
-    def running(k, buffers): return k in buffers and isinstance(owner.get(k), _BatchNorm)
-    def kept(k, params, buffers):
+    def is_running(k, buffers): return k in buffers and isinstance(owner.get(k), _BatchNorm)
+    def stays(k, params, buffers):
         offer = dict(name=k, module=owner.get(k), model=model, params=params)
-        return any(each_part(method, 'keep', offer).values()) or statistics == 'home' and running(k, buffers)
-    def kept_whole(k, params, buffers):
-        return kept(k, params, buffers) and not (statistics in RECOMPUTED and running(k, buffers))
-    return kept, kept_whole
+        return any(each_part(method, 'keep', offer).values()) or statistics == 'home' and is_running(k, buffers)
+    def stays_whole(k, params, buffers):
+        return stays(k, params, buffers) and not (statistics in RECOMPUTED and is_running(k, buffers))
+    return stays, stays_whole
 
 # %% ../nbs/07_state.ipynb #9d63e359
 def _fit_to(one): # a tensor of the network
@@ -188,15 +188,15 @@ def _fit_to(one): # a tensor of the network
     return lambda v: v.to(one.device, double.get(v.dtype, v.dtype))
 
 # %% ../nbs/07_state.ipynb #cfc9b79c
-def _turn(named): # named: the name of a part, and the part
-    return bool(named[1].protects), not overrides(named[1], 'use')
+def _turn(pair): # pair: the name of a part, and the part
+    return bool(pair[1].protects), not overrides(pair[1], 'use')
 
-def _check_names(name, before, now, added): # added: tensor -> the earlier part that added it
+def _check_names(name, before, now, origins): # origins: tensor -> the earlier part that added it
     "Refuse a part whose `init` takes away what an earlier part builds on; returns the names that are there `now`."
-    if gone := [(k, new) for k in sorted(before - now) for new in added if k in new]:
-        k, new = gone[0]
-        raise ValueError(f"{name} takes {k!r} away, which {added[new]} builds on: write {name} + {added[new]}")
-    added.update(dict.fromkeys(now - before, name))
+    if clashes := [(k, new) for k in sorted(before - now) for new in origins if k in new]:
+        k, new = clashes[0]
+        raise ValueError(f"{name} takes {k!r} away, which {origins[new]} builds on: write {name} + {origins[new]}")
+    origins.update(dict.fromkeys(now - before, name))
     return now
 
 # %% ../nbs/07_state.ipynb #cfcae318
@@ -211,17 +211,17 @@ def start(
 ) -> State:
     "The state before round 0: all clients begin with the parameters of `model`."
     (params, buffers), fixed, server, client = split_state(model), fixed_tensors(model), {}, {}
-    kept, kept_whole = homes(method, model, statistics)
+    stays, stays_whole = homes(method, model, statistics)
     fit, store = _fit_to(next(iter({**params, **fixed}.values()))), Store()
-    names, added, drawn = {*params, *buffers}, {}, Seeded(('init', seed)) # parts draw one after the other
+    names, origins, draws = {*params, *buffers}, {}, Seeded(('init', seed)) # parts draw one after the other
     for name, part in sorted(zip(part_names(method), method.parts), key=_turn):
-        with drawn:
+        with draws:
             params, server[name], client[name], *more = map(partial(tmap, fit), ask(part.init, dict(
                 params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator(),
-                keeps=partial(kept_whole, params=params, buffers=buffers))))
+                keeps=partial(stays_whole, params=params, buffers=buffers))))
             for tree, extra in zip((buffers, fixed), more): tree.update(extra)
-            names = _check_names(name, names, {*params, *buffers}, added)
+            names = _check_names(name, names, {*params, *buffers}, origins)
     if local and local.optimizer.kept: client[OPTIMIZER] = local.optimizer.begin(local, params)
     everyone = lambda tree: tmap(lambda v: Table(v, clients, store), tree)
-    home = {k: v for k, v in {**params, **buffers}.items() if kept(k, params, buffers)}
+    home = {k: v for k, v in {**params, **buffers}.items() if stays(k, params, buffers)}
     return State(params, buffers, server, everyone(client), everyone(home), clients, 0, statistics, seed, fixed)

@@ -26,14 +26,14 @@ from ..run import Federation, client_numbers, name_clients, shield, versions
 from ..setting import call, read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c
-def _words(s, given): # given: arguments of `federate`
+def _words(s, fields): # fields: arguments of `federate`
     "The network, task and clients as the settings `s` describe them; what they do not describe must be given."
     if 'setting' in s: return s['setting']
-    if not {'task', 'clients'} <= given.keys():
+    if not {'task', 'clients'} <= fields.keys():
         raise ValueError("this run comes from a file, which has neither the task nor the clients; "
                          "pass task=..., clients=... and, unless `build` made it with the run's seed, model=...")
     if isinstance(spec := s['model'], dict): return dict(model=spec['name'], options=list(spec['options'].items()))
-    if 'model' not in given:
+    if 'model' not in fields:
         raise ValueError(f"this run comes from a file; pass model=..., the {spec} before the first round")
     return {}
 
@@ -44,51 +44,51 @@ _REMEDIES = dict(criterion='pass criterion=..., the loss of the run', own='pass 
                  proxy='pass proxy=..., the public samples of the run',
                  start='the network must be as it was before round 1')
 
-def fingerprint_of(asked): # Federation
+def fingerprint_of(request): # Federation
     "What identifies the data, the clients and the network of a request, see `fedlit.ground.fingerprint`."
-    clients, tests = asked.check_data()
-    return fingerprint(asked.model, asked.task, clients, asked.criterion or CRITERIA[asked.task.target], tests,
-                       asked.method, asked.proxy, asked.metrics)
+    clients, tests = request.check_data()
+    return fingerprint(request.model, request.task, clients, request.criterion or CRITERIA[request.task.target], tests,
+                       request.method, request.proxy, request.metrics)
 
-def describe_difference(run, asked, *but): # asked: Federation
+def describe_difference(run, request, *but): # request: Federation
     "How a request differs from that of a run, in words, and what would help; '' if only in `but`."
-    differ = differences(run.settings.get('fingerprint', {}), fingerprint_of(asked), *but)
+    differ = differences(run.settings.get('fingerprint', {}), fingerprint_of(request), *but)
     return '; '.join([', '.join(differ), *(v for k, v in _REMEDIES.items() if GIVEN[k] in differ)])
 
 # %% ../../nbs/after/without.ipynb #wofeder1
 def rebuild_request(
     run, root=None, # as for `federation`
-    **given,        # likewise
+    **fields,       # likewise
 ) -> Federation:
     "The request that led to a run, or one made from its settings and from what is given."
-    if run.origin is not None: return replace(run.origin, **given)
-    s, tested = run.settings, keep_tested(run.history)
+    if run.origin is not None: return replace(run.origin, **fields)
+    s, tests = run.settings, keep_tested(run.history)
     same = 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision'
-    words = read_setting({**_words(s, given), **{k: s[k] for k in same if k not in given},
+    words = read_setting({**_words(s, fields), **{k: s[k] for k in same if k not in fields},
                           'rounds': run.state.round, 'without': s.get('without') or []})
     how = dict({k: s[k] for k in ('executor', 'device', 'channels_last')}, method=run.method, progress=False,
                record=s.get('record', True), bad_clients=Guard(**call(s['bad_clients'])[1]),
-               evaluate_every=int(next(iter(tested['round']), 1)))
-    made = Federation.of(words, root, **{**how, **given})
-    if 'model' not in given: freeze_as(made.model, fixed_names(run.model))
-    return made
+               evaluate_every=int(next(iter(tests['round']), 1)))
+    request = Federation.of(words, root, **{**how, **fields})
+    if 'model' not in fields: freeze_as(request.model, fixed_names(run.model))
+    return request
 
 # %% ../../nbs/after/without.ipynb #658f8c2c
 def federation(
     run,       # Run
     root=None, # folder of the data, as for `fedlit.data.load`
-    **given,   # arguments of `federate` that replace known ones, such as `task` and `clients`
+    **fields,  # arguments of `federate` that replace known ones, such as `task` and `clients`
 ) -> Federation:
     "The request that led to a run; of a run from a file, a warning says what is not as it was."
-    made, told = rebuild_request(run, root, **given), [k for name, of in _OF.items() if name in given for k in of]
-    if run.origin is None and (said := describe_difference(run, made, *told)):
-        warn(f"what is asked for differs from the run in this file: {said}")
-    return made
+    request, names = rebuild_request(run, root, **fields), [k for name, of in _OF.items() if name in fields for k in of]
+    if run.origin is None and (text := describe_difference(run, request, *names)):
+        warn(f"what is asked for differs from the run in this file: {text}")
+    return request
 
 # %% ../../nbs/after/without.ipynb #6cac4eda
 def same_federation(
-    run,     # Run
-    **given, # fields of the `Federation` that replace known ones; see `federation`
+    run,      # Run
+    **fields, # fields of the `Federation` that replace known ones; see `federation`
 ) -> Federation: # without checkpoint and time limit
     "The request of a run, to repeat it; a ValueError if something given differs from what the run had."
     if not run.state.round: raise ValueError("this run has no round yet")
@@ -99,9 +99,9 @@ def same_federation(
         raise ValueError(f"this run was trained by several processes ({executor}), and sums are added up otherwise "
                          "here; give `federate` the same arguments and without=(3,) on the same ranks")
     every = gcd(*(int(r) for r in tested['round'] if r < run.state.round)) or run.state.round # whenever the run did
-    origin = replace(rebuild_request(run, **{'executor': executor, 'evaluate_every': every, **given}),
+    origin = replace(rebuild_request(run, **{'executor': executor, 'evaluate_every': every, **fields}),
                     rounds=run.state.round, checkpoint=None, minutes=None)
-    if said := describe_difference(run, origin, 'own'): raise ValueError(f"this is another run: {said}")
+    if text := describe_difference(run, origin, 'own'): raise ValueError(f"this is another run: {text}")
     return origin
 
 # %% ../../nbs/after/without.ipynb #6cb942e2
@@ -173,10 +173,10 @@ def classes(self:Without) -> pd.DataFrame: # one row per class
     origin = self.run.origin
     task = origin.task.to(next(self.run.model.parameters()).device)
     if task.target != 'class': raise ValueError(f"{task.name} has no classes, its targets are {task.target!r}")
-    gone = torch.cat([origin.clients[k].cpu() for k in self.left])
+    index = torch.cat([origin.clients[k].cpu() for k in self.left])
     count = lambda y: y.cpu().bincount(minlength=task.classes).double()
-    all_, held = (count(task.y_train[torch.cat(list(origin.clients))]), count(task.y_train[gone]))
-    out = pd.DataFrame({'class': range(task.classes), 'left out': (held/all_.clamp(min=1)).tolist()})
+    all_, part = (count(task.y_train[torch.cat(list(origin.clients))]), count(task.y_train[index]))
+    out = pd.DataFrame({'class': range(task.classes), 'left out': (part/all_.clamp(min=1)).tolist()})
     if task.labels: out['class'] = list(task.labels)
     for name, r in (('accuracy', self.before), ('without', self.run)):
         right = r.predict(task.x_test, task=task) == task.y_test.cpu()
@@ -194,27 +194,27 @@ def plot(self:Without, ax=None):
 # %% ../../nbs/after/without.ipynb #51442161
 @shield()
 def without(
-    run,     # Run
-    client,  # number of the client to leave out, or several
-    **given, # fields of the `Federation` that replace known ones; see `federation`
+    run,      # Run
+    client,   # number of the client to leave out, or several
+    **fields, # fields of the `Federation` that replace known ones; see `federation`
 ) -> Without:
     "Replay a run as if these clients had never taken part."
-    left = client_numbers(client, 'client')
-    if not left: raise ValueError(f"client={client!r} leaves nobody out; name a client, or several")
-    origin = same_federation(run, **given)
-    other = replace(origin, without=(*origin.without, *left))
+    who = client_numbers(client, 'client')
+    if not who: raise ValueError(f"client={client!r} leaves nobody out; name a client, or several")
+    origin = same_federation(run, **fields)
+    other = replace(origin, without=(*origin.without, *who))
     other.check_without()
-    return Without(left, run if same_bits(run, origin) else origin.run(), other.run())
+    return Without(who, run if same_bits(run, origin) else origin.run(), other.run())
 
 # %% ../../nbs/after/without.ipynb #4c8b2b19
 @shield()
 def influence(
     run,          # Run
     clients=None, # numbers of clients; None: all that were not left out already
-    **given,      # as for `without`
+    **fields,     # as for `without`
 ) -> pd.DataFrame: # one row per client
     "Leave out each client in turn: as many runs as there are clients."
-    origin, rows = same_federation(run, **given), []
+    origin, rows = same_federation(run, **fields), []
     then = run if same_bits(run, origin) else origin.run()
     those = range(len(origin.clients)) if clients is None else client_numbers(clients, 'clients')
     who = [k for k in those if k not in origin.without]
@@ -230,17 +230,17 @@ def influence(
 def newcomers(
     run,      # Run in which some clients never took part, see `without` of `federate`
     steps=20, # local steps of fine-tuning
-    **given,  # fields of the `Federation` that replace known ones; see `federation`
+    **fields, # fields of the `Federation` that replace known ones; see `federation`
 ) -> pd.DataFrame: # one row per client: client, samples, test samples, before, after
     "Test the server's network on clients that were left out, before and after fine-tuning on their own samples."
     run._client(None) # refuses a run without a network
-    f = federation(run, **{'model': run.model, **given})
+    f = federation(run, **{'model': run.model, **fields})
     who, (clients, tests) = sorted(f.check_without()), f.check_data()
     if not who: raise ValueError("all clients of this run took part; federate(..., without=(8, 9)) holds two out")
     tests = tests or tests_of(f.task, clients, f.seed)
     clients, tests = [clients[k] for k in who], [tests[k] for k in who]
     alone = Federation(copy.deepcopy(run.model), f.task, clients, SOLO(), 1, replace(f.local or Local(), steps=steps),
                        seed=f.seed, device=f.device, criterion=f.criterion, tests=tests, progress=False).run()
-    seen = alone.per_client(f.task, tests)
-    return pd.DataFrame({'client': who, 'samples': [len(c) for c in clients], 'test samples': seen['test samples'],
-                         'before': seen['global'], 'after': seen['personal']})
+    table = alone.per_client(f.task, tests)
+    return pd.DataFrame({'client': who, 'samples': [len(c) for c in clients], 'test samples': table['test samples'],
+                         'before': table['global'], 'after': table['personal']})

@@ -65,14 +65,14 @@ def _update(method, params, masks, clients):
     return wire
 
 # %% ../../nbs/scale/capacity.ipynb #627ccb7a
-def _read_besides(method, params, sent, kept, proxy, classes):
+def _read_besides(method, params, wire, home, proxy, classes):
     "What `merge` reads of a client besides its update: its outputs on public samples, or tensors that stay home."
     reads = lambda name, of=method: asks_for(of, 'merge', name)
-    if not sent and reads('proxy'):
+    if not wire and reads('proxy'):
         n = len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy)
-        asked = [getattr(p, 'samples', n) for p in method.parts if reads('proxy', p)]
-        return dict(answers=torch.empty(min(n, *asked), classes))
-    return {k: v for k, v in kept.items() if reads('trained') and (k in params or reads('forward'))}
+        sizes = [getattr(p, 'samples', n) for p in method.parts if reads('proxy', p)]
+        return dict(answers=torch.empty(min(n, *sizes), classes))
+    return {k: v for k, v in home.items() if reads('trained') and (k in params or reads('forward'))}
 
 # %% ../../nbs/scale/capacity.ipynb #2a11e788
 def _by_place(state):
@@ -80,11 +80,11 @@ def _by_place(state):
     return ({k: v for k, v in {**state.params, **state.buffers}.items() if (k in state.personal) == home}
             for home in (False, True))
 
-def _server_writes(state, kept, after, out, who):
+def _server_writes(state, home, after, out, who):
     "The parameters at home into which the server writes."
-    rows, ended = slice(None) if who is None else list(who), {**out['params'], **out['buffers']}
-    touched = any(not torch.equal(after.personal[k][rows], ended[k]) for k in kept)
-    return {k: v for k, v in kept.items() if touched and k in state.params}
+    rows, ends = slice(None) if who is None else list(who), {**out['params'], **out['buffers']}
+    changes = any(not torch.equal(after.personal[k][rows], ends[k]) for k in home)
+    return {k: v for k, v in home.items() if changes and k in state.params}
 
 # %% ../../nbs/scale/capacity.ipynb #4597f00e
 def _chosen_at_home(method):
@@ -108,13 +108,13 @@ def traffic(
     state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics, who)
     after, n = merge(), len(out['loss'])
     count = lambda masks, *trees: sum(_bytes(t, masks, n) for t in trees).round().astype(int)
-    sent, kept = _by_place(state)
-    stats, moved = ({k: v for k, v in sent.items() if (k in state.params) == moved} for moved in (False, True))
-    update = _update(method, moved, out['mask'], n).bytes.astype(int)
-    read = _read_besides(method, state.params, sent, kept, proxy, classes)
-    common, written = {} if _chosen_at_home(method) else out['mask'], _server_writes(state, kept, after, out, who)
+    wire, home = _by_place(state)
+    stats, weights = ({k: v for k, v in wire.items() if (k in state.params) == learns} for learns in (False, True))
+    update = _update(method, weights, out['mask'], n).bytes.astype(int)
+    reads = _read_besides(method, state.params, wire, home, proxy, classes)
+    common, writes = {} if _chosen_at_home(method) else out['mask'], _server_writes(state, home, after, out, who)
     mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
-    return pd.DataFrame(dict(down=count(common, sent, written, {n: after.server[n] for n in server_readers(method)}),
-                             up=count(out['mask'], stats, read, tmap(lambda v: v[0], out['uploads'])) + update,
+    return pd.DataFrame(dict(down=count(common, wire, writes, {n: after.server[n] for n in server_readers(method)}),
+                             up=count(out['mask'], stats, reads, tmap(lambda v: v[0], out['uploads'])) + update,
                              home=count(out['mask'], mine, state.fixed),
                              server=count({}, state.params, state.buffers, state.fixed, after.server)))

@@ -84,8 +84,8 @@ def growth(
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault('KINETO_LOG_LEVEL', '99') # otherwise torch 2.15 writes a line for each profile
-    with profile(profile_memory=True) as seen: job()
-    events = [e for e in seen.kineto_results.events() if e.name() == '[memory]']
+    with profile(profile_memory=True) as trace: job()
+    events = [e for e in trace.kineto_results.events() if e.name() == '[memory]']
     return max(accumulate((e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())), initial=0))
 
 # %% ../../nbs/scale/costs.ipynb #92360f3b
