@@ -92,13 +92,13 @@ def same_federation(
 ) -> Federation: # without checkpoint and time limit
     "The request of a run, to repeat it; a ValueError if something given differs from what the run had."
     if not run.state.round: raise ValueError("this run has no round yet")
-    if not len(tested := keep_tested(run.history)):
+    if not len(rows := keep_tested(run.history)):
         raise ValueError("no test of this run has a number to compare: it stopped before the first test, or diverged")
     executor = run.settings['executor']
     if executor.startswith('torchrun'):
         raise ValueError(f"this run was trained by several processes ({executor}), and sums are added up otherwise "
                          "here; give `federate` the same arguments and without=(3,) on the same ranks")
-    every = gcd(*(int(r) for r in tested['round'] if r < run.state.round)) or run.state.round # whenever the run did
+    every = gcd(*(int(r) for r in rows['round'] if r < run.state.round)) or run.state.round # whenever the run did
     origin = replace(rebuild_request(run, **{'executor': executor, 'evaluate_every': every, **fields}),
                     rounds=run.state.round, checkpoint=None, minutes=None)
     if text := describe_difference(run, origin, 'own'): raise ValueError(f"this is another run: {text}")
