@@ -210,7 +210,7 @@ def test_only_a_synced_checkpoint_is_kept_and_syncs_are_spaced(tmp_path, monkeyp
     file, read = tmp_path/'t', lambda p: read_tensors(p, 1)[1]['a'].item()
     for k in range(5): write_tensors(file, dict(a=torch.tensor([k])), dict(format=1), keep=True)
     assert (read(file), read(last(file)), len(synced)) == (4, 0, 1 if os.name == 'nt' else 2)
-    files._SYNCED.clear()     # a process that goes on, or a later moment
+    files._SYNCS.clear()      # a process that goes on, or a later moment
     for k in (5, 6): write_tensors(file, dict(a=torch.tensor([k])), dict(format=1), keep=True)
     assert (read(file), read(last(file))) == (6, 5)
 

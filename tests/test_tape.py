@@ -612,7 +612,7 @@ def test_what_lies_on_the_shelf_is_believed_only_while_it_agrees(monkeypatch):
     one = uneven(FedAvg())
     for k, v in [*tape._shelf.items()]:
         assert v.source.count('alpha=(-lr)') == 1
-        tape._shelf[k] = tape._player(v.source.replace('alpha=(-lr)', 'alpha=(-2*lr)'), v.given, v.shape)
+        tape._shelf[k] = tape._player(v.source.replace('alpha=(-lr)', 'alpha=(-2*lr)'), v.values, v.shape)
     wrong, calls = list(tape._shelf.values()), counted(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter('error')

@@ -15,33 +15,33 @@ _KINDS = {'class': ('text-classification', 'image-classification', 'tabular-clas
           'dense': ('token-classification', 'image-segmentation', 'other'),
           'numbers': ('other', 'other', 'tabular-regression')}
 
-def _kind(said, target='class'): # the kind of task, as the Hub names it
+def _kind(sample, target='class'): # the kind of task, as the Hub names it
     text, image, table = _KINDS[target]
-    if said.get('dtype') == 'int64': return text
-    return {3: image, 1: table}.get(len(said.get('shape', ())), 'other')
+    if sample.get('dtype') == 'int64': return text
+    return {3: image, 1: table}.get(len(sample.get('shape', ())), 'other')
 
 def _front(name, facts):
     "The YAML at the head of a card."
     s = facts['settings']
     kind, task = _kind(facts['input'] or {}, s.get('target', 'class')), s.get('task') or 'unknown'
     scores = [dict(type=k, value=v, name=k) for k, v in facts['scores'].items()]
-    tested = dict(task=dict(type=kind), dataset=dict(name=task, type=task), metrics=scores)
-    said = {'library_name': 'fedlit', 'tags': ['federated-learning', 'fedlit'],
-            **({'pipeline_tag': kind} if kind != 'other' else {}),
-            **({'model-index': [dict(name=name, results=[tested])]} if scores and facts['client'] is None else {})}
-    return '\n'.join(['---', *(f'{k}: {json.dumps(v)}' for k, v in said.items()), '---'])
+    result = dict(task=dict(type=kind), dataset=dict(name=task, type=task), metrics=scores)
+    fields = {'library_name': 'fedlit', 'tags': ['federated-learning', 'fedlit'],
+              **({'pipeline_tag': kind} if kind != 'other' else {}),
+              **({'model-index': [dict(name=name, results=[result])]} if scores and facts['client'] is None else {})}
+    return '\n'.join(['---', *(f'{k}: {json.dumps(v)}' for k, v in fields.items()), '---'])
 
 # %% ../../nbs/engine/card.ipynb #cd08d022
 def _loading_code(facts):
     "Code that loads the network and prepares samples."
-    model, said = facts['settings'].get('model'), facts['input'] or {}
-    made = (f"from mine import {facts['own']}\n\nnet = {facts['own']}()" if facts['own']
+    model, sample = facts['settings'].get('model'), facts['input'] or {}
+    code = (f"from mine import {facts['own']}\n\nnet = {facts['own']}()" if facts['own']
             else f'from fedlit.models import rebuild\n\nnet = rebuild({model!r})')
-    image, mean, std = len(said.get('shape', ())) == 3, said.get('mean'), said.get('std')
+    image, mean, std = len(sample.get('shape', ())) == 3, sample.get('mean'), sample.get('std')
     return f"""```python
 from safetensors.torch import load_file
 from fedlit.data import standardise
-{made}
+{code}
 net.load_state_dict(load_file('model.safetensors'))
 net.eval()
 
@@ -55,7 +55,7 @@ def _training_table(facts): # a table of how the network was trained
     s, many = facts['settings'], lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
     how = s.get('participation', 1)
     who = f'{100*how:.3g}% of the clients in each' if isinstance(how, (int, float)) else f'the clients of each by {how}'
-    if left := s.get('without'): who += f", none of the clients {', '.join(map(str, left))}"
+    if without := s.get('without'): who += f", none of the clients {', '.join(map(str, without))}"
     return _table({
         'method': f"`{facts['method']}`", 'data': s.get('task'), 'network': facts['own'] or s.get('model'),
         'federation': f"{many(s.get('clients'), 'client')}, {many(facts['rounds'], 'round')}, {who}",
@@ -64,11 +64,11 @@ def _training_table(facts): # a table of how the network was trained
 
 # %% ../../nbs/engine/card.ipynb #2d9bd4b2
 def _takes(facts): # a table of its inputs and outputs
-    said, names = facts['input'] or {}, ', '.join(facts['labels'] or ()) or 'numbers'
-    scaled = 'no' if said.get('mean') is None else f"mean {said['mean']}, std {said['std']}"
-    divided = ', bytes divided by 255' if said.get('dtype') == 'uint8' else ''
-    return _table({'a sample': f"{said.get('dtype')} {tuple(said.get('shape', ()))}{divided}",
-                   'normalised': scaled, TARGETS[facts['settings'].get('target', 'class')]: names})
+    sample, names = facts['input'] or {}, ', '.join(facts['labels'] or ()) or 'numbers'
+    scaling = 'no' if sample.get('mean') is None else f"mean {sample['mean']}, std {sample['std']}"
+    note = ', bytes divided by 255' if sample.get('dtype') == 'uint8' else ''
+    return _table({'a sample': f"{sample.get('dtype')} {tuple(sample.get('shape', ()))}{note}",
+                   'normalised': scaling, TARGETS[facts['settings'].get('target', 'class')]: names})
 
 def card(
     name, # the network's name, such as "me/digits"

@@ -33,8 +33,8 @@ def cut_out(self:CutCohort, on=None): # on: the result of `cuts`, if already kno
     small.mine = {k: cut(axes, v, on, 1) if isinstance(v, dict) else v for k, v in self.mine.items()}
     small.server, small.fixed, small.axes = cut(axes, self.server, on), cut(axes, self.fixed, on), shrink(axes, on)
     small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
-    made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # replayed steps do not need it
-    small.forward = lambda *args, **kw: made()(*args, **kw)
+    build = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # replayed steps do not need it
+    small.forward = lambda *args, **kw: build()(*args, **kw)
     if self.tapes and self.tapes.graphs: small.tapes = None # a graph for every size would fill the GPU
     sizes, like = {**self.params, **self.buffers}, next(iter(self.params.values()))
     tensors = cut(axes, {k: v.expand_as(sizes[k]) for k, v in part['tensors'].items()}, on, 1)
@@ -81,6 +81,6 @@ def try_cut(sent, x, y, same=True): # same: must the numbers agree? False if the
     method, x, y = total(Halved(), *others), x[:8], y[:8]
     state = start(method, sent.model, 1, sent.state.statistics, sent.state.seed, sent.local)
     step = trial_step(replace(sent, method=method, state=state), x, y, [len(x)], CutCohort)
-    def taken(cast, **how): # what hooks say of `delta` afterwards includes the trial's own shift of what was cut off
+    def take(cast, **how): # what hooks say of `delta` afterwards includes the trial's own shift of what was cut off
         return {k: v for k, v in step([0], cast, **how).items() if not k.startswith(('client/', 'uploads/'))}
-    return compare_ways(lambda cast: taken(cast) if same else {}, partial(taken, train=CutCohort.train_small))
+    return compare_ways(lambda cast: take(cast) if same else {}, partial(take, train=CutCohort.train_small))

@@ -40,16 +40,16 @@ class FrozenCohort(Cohort):
         method = self.sent.method
         moves = changes(method) or any(asks_for(method, 'frozen', k) for k in ANEW)
         if moves or not overrides(method, 'frozen') or (n := self.batches.once()) is None: return {}
-        with self.draws('frozen') as drawn:
-            try: said = [self.apply(partial(_alone, method), x=self.batches.samples(i, min(i + SAMPLES, n)))
+        with self.draws('frozen') as mode:
+            try: outs = [self.apply(partial(_alone, method), x=self.batches.samples(i, min(i + SAMPLES, n)))
                          for i in range(0, n, SAMPLES)]
             except _Across: return {}
-        return {} if drawn.count else tmap(lambda *v: torch.cat(v, 1), *said) # random outputs differ every time
+        return {} if mode.count else tmap(lambda *v: torch.cat(v, 1), *outs) # random outputs differ every time
 
     def batch(self, t, ks, n):
         "The batch of clients `ks` at step `t`; with `frozen`, the fixed networks' outputs, if computed beforehand."
         if 'frozen' not in self.memo: self.memo['frozen'] = self.precompute_frozen()
         batch = super().batch(t, ks, n)
-        if not (known := self.memo['frozen']): return batch
+        if not (outputs := self.memo['frozen']): return batch
         rows, places = torch.arange(len(batch['x']))[:, None], self.batches.place[ks, t, :n]
-        return dict(batch, frozen=tmap(lambda v: v[ks][rows, places], known))
+        return dict(batch, frozen=tmap(lambda v: v[ks][rows, places], outputs))

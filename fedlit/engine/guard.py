@@ -29,9 +29,9 @@ def length(tree): # dictionary of tensors, nested to any depth
     "Euclidean length of all tensors of `tree` together."
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(v) for v in leaves(tree)]))
 
-def _yardstick(params, moved):
+def _yardstick(params, steps):
     size = length(params)
-    return torch.where(size > 0, size, moved.nanmedian())
+    return torch.where(size > 0, size, steps.nanmedian())
 
 # %% ../../nbs/engine/guard.ipynb #d1cc8852
 THEN = 'stop', 'skip', 'report'
@@ -52,13 +52,13 @@ CHECKED = 'buffers', 'uploads', 'client' # what the server uses besides paramete
 
 def _was_sent(k, v, before):
     "The buffer that the server sent, if the stack `v` named `k` is that buffer or a client's memory of it."
-    sent = before.buffers.get(k.rpartition('/')[2])
-    return sent if sent is not None and sent.shape == v.shape[1:] else None
+    base = before.buffers.get(k.rpartition('/')[2])
+    return base if base is not None and base.shape == v.shape[1:] else None
 
-def _real_rows(v, sent=None):
+def _real_rows(v, base=None):
     "A stack (K, ...) as real numbers (K, n); entries that equal those sent count as zero."
     if v.dtype == torch.bool: return _flat(torch.zeros_like(v, dtype=torch.float32))
-    if sent is not None: v = v.masked_fill(v == sent, 0)
+    if base is not None: v = v.masked_fill(v == base, 0)
     return _flat(v if v.is_floating_point() else v.abs() if v.is_complex() else v.to(finest(v.device)))
 
 def _largest(v, name=''):
@@ -67,39 +67,39 @@ def _largest(v, name=''):
     most = torch.maximum(v.amax(1), -v.amin(1)) if v.shape[1] else v.new_zeros(len(v))
     return most.sqrt() if name.endswith('running_var') else most
 
-def _sound(most, v, name, sent):
+def _sound(most, v, name, base):
     "`most` (K,), or infinity where a variance is negative although none of those sent is."
     if not name.endswith('running_var'): return most
-    return torch.where((_flat(v).amin(1) < 0) & (sent.amin() >= 0), math.inf, most)
+    return torch.where((_flat(v).amin(1) < 0) & (base.amin() >= 0), math.inf, most)
 
 # %% ../../nbs/engine/guard.ipynb #f6fdf11a
 def largest_entries(out, before):
     "What clients return besides parameters, by name; (K, T) its largest entries; (T,) of what was sent, at least 1."
-    held, like = flatten({k: out[k] for k in CHECKED}), out['loss']
-    held = {k: v for k, v in held.items() if not k.endswith('/')}
-    if not held: return {}, like.new_zeros(len(like), 0), like.new_zeros(0)
-    seen, least = [], []
-    for k, v in held.items():
-        sent, name = _was_sent(k, v, before), k.removeprefix('buffers/')
-        most, one = _largest(_real_rows(v, sent), k), like.new_ones(())
+    tensors, like = flatten({k: out[k] for k in CHECKED}), out['loss']
+    tensors = {k: v for k, v in tensors.items() if not k.endswith('/')}
+    if not tensors: return {}, like.new_zeros(len(like), 0), like.new_zeros(0)
+    sizes, least = [], []
+    for k, v in tensors.items():
+        base, name = _was_sent(k, v, before), k.removeprefix('buffers/')
+        most, one = _largest(_real_rows(v, base), k), like.new_ones(())
         if name in before.personal: one = one*math.inf # stays with the client: no limit
         elif name in before.buffers:
-            most = _sound(most, v, k, sent)
-            one = torch.maximum(one, _largest(_real_rows(sent[None]).nan_to_num(0, 0, 0), k)[0].to(like))
-        seen.append(most.to(like))
+            most = _sound(most, v, k, base)
+            one = torch.maximum(one, _largest(_real_rows(base[None]).nan_to_num(0, 0, 0), k)[0].to(like))
+        sizes.append(most.to(like))
         least.append(one)
-    return held, torch.stack(seen, 1), torch.stack(least)
+    return tensors, torch.stack(sizes, 1), torch.stack(least)
 
 # %% ../../nbs/engine/guard.ipynb #a3c273f7
-def plausible_limit(guard, seen, least):
-    "The largest plausible entries (T,), given those of K clients, `seen` (K, T), and of the server, `least` (T,)."
-    if len(seen) < 3: return guard.beyond**2*least
-    return guard.beyond*torch.maximum(least, seen.nan_to_num(math.inf, math.inf).sort(0).values[(len(seen)-1)//2])
+def plausible_limit(guard, sizes, least):
+    "The largest plausible entries (T,), given those of K clients, `sizes` (K, T), and of the server, `least` (T,)."
+    if len(sizes) < 3: return guard.beyond**2*least
+    return guard.beyond*torch.maximum(least, sizes.nan_to_num(math.inf, math.inf).sort(0).values[(len(sizes)-1)//2])
 
 def magnitudes(guard, out, before):
     "What clients return besides parameters, by name; (K, T) its largest entries; (T,) how large they may be."
-    held, seen, least = largest_entries(out, before)
-    return held, seen, plausible_limit(guard, seen, least)
+    tensors, sizes, least = largest_entries(out, before)
+    return tensors, sizes, plausible_limit(guard, sizes, least)
 
 # %% ../../nbs/engine/guard.ipynb #201a2af1
 ODD = 100 # a client this many times as large as the median client is odd
@@ -111,11 +111,11 @@ def _began(before, who):
 
 def bad_rows(guard, who, out, before, guess):
     "(K,) which clients are bad; (K,) which are over `ODD` times as large as the median; (K,) lengths of updates."
-    moved, (_, seen, most) = lengths(out['params'], _began(before, who)), magnitudes(guard, out, before)
-    good = ((moved <= guard.update*_yardstick(before.params, moved)) & moved.isfinite()
+    steps, (_, sizes, most) = lengths(out['params'], _began(before, who)), magnitudes(guard, out, before)
+    good = ((steps <= guard.update*_yardstick(before.params, steps)) & steps.isfinite()
             & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite())
-    odd = (seen > most*(ODD/guard.beyond)).any(1) & (len(seen) > 2)
-    return ~(good & ((seen <= most) & seen.isfinite()).all(1)), odd, moved
+    odd = (sizes > most*(ODD/guard.beyond)).any(1) & (len(sizes) > 2)
+    return ~(good & ((sizes <= most) & sizes.isfinite()).all(1)), odd, steps
 
 # %% ../../nbs/engine/guard.ipynb #6c1b7fe8
 def _below(name, v): # v: of one client
@@ -126,39 +126,39 @@ def _incredible(before, name, each, i):
     "Describe a number of client `i` that training cannot produce, with those of the server and the other clients."
     k, when = name.removeprefix('buffers/'), f"in round {before.round+1}"
     if _below(name, each[i]): return f"returned a variance of {each[i].min():.3g} in {k} {when}"
-    largest, sent = [_real_rows(v[None]).abs().max().item() for v in each], before.buffers.get(k)
-    said = [] if sent is None else [f"where the server sent {_real_rows(sent[None]).abs().max():.3g}"]
-    if len(each) > 2: said.append(f"the middle client has {sorted(largest)[(len(each)-1)//2]:.3g}")
-    return f"returned {largest[i]:.3g} in {k} {when}, {' and '.join(said) or 'more than training makes'}"
+    largest, base = [_real_rows(v[None]).abs().max().item() for v in each], before.buffers.get(k)
+    parts = [] if base is None else [f"where the server sent {_real_rows(base[None]).abs().max():.3g}"]
+    if len(each) > 2: parts.append(f"the middle client has {sorted(largest)[(len(each)-1)//2]:.3g}")
+    return f"returned {largest[i]:.3g} in {k} {when}, {' and '.join(parts) or 'more than training makes'}"
 
 # %% ../../nbs/engine/guard.ipynb #543c9b5e
-def blame(guard, who, out, before, moved, at) -> list:
+def blame(guard, who, out, before, steps, at) -> list:
     "What is wrong with the clients in rows `at`: for each, the rest of a sentence that begins with the client."
-    began, seen = _began(before, who), magnitudes(guard, out, before)
-    return [_blame(guard, out, before, began, moved, seen, i) for i in at]
+    began, stats = _began(before, who), magnitudes(guard, out, before)
+    return [_blame(guard, out, before, began, steps, stats, i) for i in at]
 
 # %% ../../nbs/engine/guard.ipynb #1f0ae427
-def _blame(guard, out, before, began, moved, seen, i): # seen: magnitudes
-    (held, seen, most), params, round = seen, before.params, before.round
+def _blame(guard, out, before, began, steps, stats, i): # stats: magnitudes
+    (tensors, sizes, most), params, round = stats, before.params, before.round
     odd = [k for k, v in out['params'].items() if not v[i].isfinite().all()]
-    odd += [k.removeprefix('buffers/') for (k, v), largest in zip(held.items(), seen[i])
+    odd += [k.removeprefix('buffers/') for (k, v), largest in zip(tensors.items(), sizes[i])
             if not (largest.isfinite() or _below(k, v[i]))]
     if odd: return f"produced NaN or infinity in round {round+1}, first in {odd[0]}"
     if not out['loss'][i].isfinite(): return f"produced NaN or infinity in round {round+1}, first in the loss"
-    for (k, v), largest, limit in zip(held.items(), seen[i], most):
+    for (k, v), largest, limit in zip(tensors.items(), sizes[i], most):
         if not largest <= limit: return _incredible(before, k, v, i)
-    if moved[i] > guard.update*_yardstick(params, moved):
+    if steps[i] > guard.update*_yardstick(params, steps):
         layer = max(began, key=lambda k: lengths({k: out['params'][k]}, began)[i])
-        return (f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {layer}, "
-                f"to a network of length {length(params):.3g} where the median update is {moved.nanmedian():.3g}")
+        return (f"made an update of length {steps[i]:.3g} in round {round+1}, most of it in {layer}, "
+                f"to a network of length {length(params):.3g} where the median update is {steps.nanmedian():.3g}")
     return (f"had a mean loss of {out['loss'][i]:.3g} in round {round+1}, "
             f"more than {guard.loss:g} times what a guess costs")
 
 # %% ../../nbs/engine/guard.ipynb #ff71eb96
-def act(guard, said): # said: what is bad, in words
+def act(guard, fault): # fault: what is bad, in words
     "Raise FloatingPointError or warn, as `guard` says."
-    if guard.then == 'stop': raise FloatingPointError(f"{said}; bad_clients='skip' goes on without")
-    warn(said)
+    if guard.then == 'stop': raise FloatingPointError(f"{fault}; bad_clients='skip' goes on without")
+    warn(fault)
 
 # %% ../../nbs/engine/guard.ipynb #b177d67e
 def check_clients(
@@ -171,16 +171,16 @@ def check_clients(
 ):           # `out` without skipped clients; plus (K,) on the CPU: `who`, `loss`, `drift` (the update's length), `bad`
     "Check each client's result and act as `guard` says. FloatingPointError names client, round and first bad layer."
     bad, odd, drift, loss = to_host(*bad_rows(guard, who, out, before, guess), out['loss'])
-    at, moved = bad.nonzero()[:, 0].tolist(), drift.to(out['loss'].device)
+    at, steps = bad.nonzero()[:, 0].tolist(), drift.to(out['loss'].device)
     out = dict(out, who=torch.tensor(who), drift=drift, bad=bad, loss=loss)
     if at:
         more = f"; {len(at)-1} more of {len(who)} clients are bad too" if len(at) > 1 else ''
-        wrong = dict(zip([who[i] for i in at], blame(guard, who, out, before, moved, at)))
+        wrong = dict(zip([who[i] for i in at], blame(guard, who, out, before, steps, at)))
         act(guard, f"client {who[at[0]]} {wrong[who[at[0]]]}{more}; {advice(wrong)}")
     suspects = (odd & ~bad).nonzero()[:, 0].tolist()
-    if suspects: held, seen, most = magnitudes(replace(guard, beyond=ODD), out, before)
+    if suspects: tensors, sizes, most = magnitudes(replace(guard, beyond=ODD), out, before)
     for i in suspects:
-        name = [*held][(seen[i]/most).argmax()].removeprefix('buffers/')
+        name = [*tensors][(sizes[i]/most).argmax()].removeprefix('buffers/')
         warn(f"client {who[i]} returned {name} more than {ODD} times as large as the middle client of the round; "
              f"{advice({who[i]: ''})}")
     return rows(out, (~bad).nonzero()[:, 0].tolist()) if at and guard.then == 'skip' else out
@@ -196,26 +196,26 @@ def client_columns(guard, who, out):
 # %% ../../nbs/engine/guard.ipynb #49b289ad
 def _server_entries(before, after):
     "What the server holds after a round, as a stack of one client; unchanged entries count as zero."
-    held = flatten(tmap(lambda v: v[None], dict(params=after.params, buffers=after.buffers, server=after.server)))
-    return {k: _real_rows(v, _was_sent(k, v, before)) for k, v in held.items() if not k.endswith('/')}
+    tensors = flatten(tmap(lambda v: v[None], dict(params=after.params, buffers=after.buffers, server=after.server)))
+    return {k: _real_rows(v, _was_sent(k, v, before)) for k, v in tensors.items() if not k.endswith('/')}
 
-def server_sound(guard, before, after, seen):
+def server_sound(guard, before, after, columns):
     "Is the server's step sound? A boolean tensor, still on the device."
-    if guard.then == 'report' and seen['bad']: return torch.tensor(True) # the warning has been given
+    if guard.then == 'report' and columns['bad']: return torch.tensor(True) # the warning has been given
     step = lengths({k: v[None] for k, v in after.params.items()}, before.params)
-    near = step <= guard.update*_yardstick(before.params, step.new_tensor(seen['drift']))
+    near = step <= guard.update*_yardstick(before.params, step.new_tensor(columns['drift']))
     return near[0] & torch.stack([v.isfinite().all() for v in _server_entries(before, after).values()]).all()
 
 # %% ../../nbs/engine/guard.ipynb #e4155607
-def check_server(guard, before, after, seen):
-    "The next State; `seen`, with `server` added if its step is bad. FloatingPointError names the first bad layer."
-    if server_sound(guard, before, after, seen): return after, seen
-    held = _server_entries(before, after)
-    first = next((k for k, v in held.items() if not v.isfinite().all()), None)
+def check_server(guard, before, after, columns):
+    "The next State; `columns`, with `server` added if its step is bad. FloatingPointError names the first bad layer."
+    if server_sound(guard, before, after, columns): return after, columns
+    tensors = _server_entries(before, after)
+    first = next((k for k, v in tensors.items() if not v.isfinite().all()), None)
     size = lengths({k: v[None] for k, v in after.params.items()}, before.params).item()
     what = (f"produced NaN or infinity in round {after.round}, first in {first.split('/', 1)[1]}" if first
             else f"was of length {size:.3g} in round {after.round}")
     act(guard, f"the server's step {what}, though every client's update was sound; "
                 "look at the method's own part in it: momentum, learning rate, distillation, noise")
     if guard.then == 'skip': after = replace(before, round=after.round)
-    return after, dict(seen, bad_clients=f"{seen['bad_clients']} server".strip())
+    return after, dict(columns, bad_clients=f"{columns['bad_clients']} server".strip())

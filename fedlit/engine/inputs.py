@@ -75,14 +75,14 @@ def check_step(model, x):
     "Refuse a network whose forward writes to its parameters, or that recomputes activations in the backward pass."
     net, name, fixed = copy.deepcopy(model).to(x.device), type(model).__name__, fixed_names(model)
     params, buffers = split_state(net)
-    held = {k: params.get(k, v) for k, v in net.named_parameters() if v.numel()}
+    mine = {k: params.get(k, v) for k, v in net.named_parameters() if v.numel()}
     place = lambda v: v.untyped_storage().data_ptr()
-    before = {k: place(v) for k, v in held.items()}
+    before = {k: place(v) for k, v in mine.items()}
     within = lambda f: any(at.f_globals.get('__name__') == 'torch.utils.checkpoint' for at, _ in walk_stack(None))
     with hold_draws(), Lookout(within) as checkpoints, Recorder() as recorder, suppress(Exception): # reported elsewhere
         for train in (True, False): pure(net)(params, buffers, x, train)
-    touched = memory_written(recorder.calls)
-    k = next((k for k, v in held.items() if before[k] in touched or place(v) != before[k]), '') # `.data` may be new
+    writes = memory_written(recorder.calls)
+    k = next((k for k, v in mine.items() if before[k] in writes or place(v) != before[k]), '') # `.data` may be new
     if k in fixed:
         raise ValueError(f"{k} of {name} is a parameter without gradient, which clients do not send, "
                          "but its forward writes to it; make it a buffer, which they do: self.register_buffer")
@@ -132,16 +132,16 @@ def probe_forward(model, x, train=False):
         raise ValueError(f"{name} cannot take samples of {x_is}: {hint}") from e
 
 # %% ../../nbs/engine/inputs.ipynb #a2b86246
-def _check_training(model, x, known, method): # known: its outputs in evaluation mode
+def _check_training(model, x, reference, method): # reference: its outputs in evaluation mode
     "Refuse a network that returns something else in training mode, such as auxiliary outputs."
     # DepthFL's networks have an axis of exits between samples and classes
     ends = lambda pair: [(len(v), v.shape[-1]) for v in pair]
-    try: same = ends(outputs := probe_forward(model, x, train=True)) == ends(known)
+    try: same = ends(outputs := probe_forward(model, x, train=True)) == ends(reference)
     except (TypeError, AttributeError): same = False # it does not return a pair of tensors
     if not same:
         raise ValueError(f"{type(model).__name__} returns something else while it trains; it must return (features, "
                          "logits) as in evaluation. Turn auxiliary outputs off, in torchvision with aux_logits=False")
-    if outputs[1].ndim != known[1].ndim and not overrides(method, 'output'):
+    if outputs[1].ndim != reference[1].ndim and not overrides(method, 'output'):
         raise ValueError(f"{type(model).__name__} returns the logits of several exits while it trains, "
                          f"{tuple(outputs[1].shape)}, where {method.name} wants one; DepthFL is for such networks, "
                          "or a method of yours that makes one of them in its hook `output`")
@@ -271,10 +271,10 @@ class _Writer(Pickler):
     "A checksum of what Python would pickle of an object."
     def __init__(self, v, in_tensor=_in_tensor): # in_tensor: what to write for a tensor
         super().__init__(self, protocol=5)
-        self.in_tensor, self.sum, self.size, self.failed = in_tensor, 0, 0, False
+        self.in_tensor, self.sum, self.size, self.failure = in_tensor, 0, 0, False
         self.foreign = False # is there code that is neither Python's own nor a library's?
         try: self.dump(v)
-        except Exception: self.failed = True # too large, too deep, or impossible to pickle
+        except Exception: self.failure = True # too large, too deep, or impossible to pickle
         self.clear_memo() # of all that was seen: a pickler that writes to itself waits for the garbage collector
     def write(self, data):
         data = PickleBuffer(data).raw()[:_MUCH]
@@ -299,7 +299,7 @@ def has_own_code(
 ):          # bool
     "Might these objects reach code outside of libraries? True if that cannot be excluded."
     writer = _Writer(roots)
-    return writer.foreign or writer.failed
+    return writer.foreign or writer.failure
 
 # %% ../../nbs/engine/inputs.ipynb #33decdab
 def held_besides(
@@ -309,7 +309,7 @@ def held_besides(
     own = {id(v) for v in (*model.parameters(), *model.buffers())}
     def in_tensor(v): return '' if id(v) in own or not v.is_leaf else f'{v.dtype} {tuple(v.shape)} {checksum(v)}'
     writer = _Writer(model, in_tensor)
-    return None if writer.failed else writer.sum
+    return None if writer.failure else writer.sum
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
 def find_side_effects(model, x):
@@ -321,11 +321,11 @@ def find_side_effects(model, x):
         for _ in range(2):
             run(net, x[[0]*len(x)])
             states.append(python_state(network=net))
-        changed = {k for k in states[0] if states[0][k] != states[1][k]}
-        same = changed or all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+        changes = {k for k in states[0] if states[0][k] != states[1][k]}
+        same = changes or all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
                               for a, b in zip(run(net, x), run(fresh, x)))
-    return ('changes attributes of its modules' if 'network' in changed
-            else 'draws from the random numbers of Python or NumPy' if changed
+    return ('changes attributes of its modules' if 'network' in changes
+            else 'draws from the random numbers of Python or NumPy' if changes
             else '' if same else 'gives other results once it has run')
 
 # %% ../../nbs/engine/inputs.ipynb #8075f183

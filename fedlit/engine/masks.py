@@ -44,10 +44,10 @@ def take_part(self:MaskedCohort, step=None):
     method = self.sent.method
     if not overrides(method, 'mask') or step is not None and not asks_for(method, 'mask', 'step'): return self
     new, axes, old = copy.copy(self), self.axes, self.part or dict(chosen={}, tensors={}, share={})
-    said = {k: v[:, self.where[k]] if k in self.where else v for k, v in self.per_client_masks(step).items()}
-    on_axes = {k for k in said if axes and (k in axes.size or k == axes.logits)}
-    chosen = times(old['chosen'], {k: v for k, v in said.items() if k in on_axes})
-    tensors = times(old['tensors'], {k: v for k, v in said.items() if k not in on_axes})
+    own = {k: v[:, self.where[k]] if k in self.where else v for k, v in self.per_client_masks(step).items()}
+    on_axes = {k for k in own if axes and (k in axes.size or k == axes.logits)}
+    chosen = times(old['chosen'], {k: v for k, v in own.items() if k in on_axes})
+    tensors = times(old['tensors'], {k: v for k, v in own.items() if k not in on_axes})
     spread = self.vectorise(lambda c: masks(axes, c), (0,))(chosen) if chosen else {}
     new.part = dict(chosen=chosen, tensors=tensors, spread=spread, mask=times(tensors, spread), share=old['share'])
     return new
@@ -63,8 +63,8 @@ def restrict(self:MaskedCohort, params, part):
 def hold(self:MaskedCohort):
     "A context that leaves entries that a client does not train as they are."
     means = [v for v in self.velocity.values() if isinstance(v, dict)] or [self.velocity] # of Adam, or of SGD
-    taken = {k: self.velocity['.steps'][:, i] for i, k in enumerate(self.params)} if '.steps' in self.velocity else {}
-    mask, trees = self.part.get('mask', {}), (self.params, *means, taken, self.buffers)
+    counts = {k: self.velocity['.steps'][:, i] for i, k in enumerate(self.params)} if '.steps' in self.velocity else {}
+    mask, trees = self.part.get('mask', {}), (self.params, *means, counts, self.buffers)
     def fit(m, v): return m.flatten(1).any(1) if m.dim() > v.dim() else beside(m, v).bool() # a tensor has one count
     before = [{k: v.clone() for k, v in tree.items() if k in mask} for tree in trees]
     yield

@@ -24,11 +24,11 @@ class RaggedCohort(Cohort):
         if not self.fill:
             yield from super().step_groups()
             return
-        moving, full = self.batches.counts > 0, self.sent.local.batch_size
-        ordered = (moving[:-1] >= moving[1:]).all()
-        for t, many in enumerate(moving.sum(0).tolist()):
-            if ordered: yield t, full, slice(0, many)
-            else: yield from ((t, n, ks) for n, ks in groups(moving[:, t]*full))
+        active, full = self.batches.counts > 0, self.sent.local.batch_size
+        in_order = (active[:-1] >= active[1:]).all()
+        for t, many in enumerate(active.sum(0).tolist()):
+            if in_order: yield t, full, slice(0, many)
+            else: yield from ((t, n, ks) for n, ks in groups(active[:, t]*full))
 
     def batch(self, t, ks, n):
         "The batch of the clients at positions `ks` in step `t`, with `valid` (len(ks), n) if `short_steps()[t]`."
@@ -41,12 +41,12 @@ class RaggedCohort(Cohort):
     def short_steps(self):
         "For every step: must BatchNorm or a hook know that some places are empty?"
         counts, full = self.batches.counts, min(self.sent.local.batch_size, self.batches.widest())
-        told = self.fill and (has_batchnorm(self.sent.model) or wants(self.sent.method, 'valid'))
-        return ((0 < counts) & (counts < full)).any(0).tolist() if told else [False]*counts.shape[1]
+        aware = self.fill and (has_batchnorm(self.sent.model) or wants(self.sent.method, 'valid'))
+        return ((0 < counts) & (counts < full)).any(0).tolist() if aware else [False]*counts.shape[1]
 
 # %% ../../nbs/engine/ragged.ipynb #170c2838
 ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward' # values that involve the samples of a batch
-_filled = WeakKeyDictionary() # network -> (method, batch size, first round?) -> may batches be padded?
+_memos = WeakKeyDictionary() # network -> (method, batch size, first round?) -> may batches be padded?
 
 def _looks_across(part):
     "Does a hook see samples of a batch without knowing which are real?"
@@ -60,11 +60,11 @@ def can_pad(sent, batches, cohort=RaggedCohort): # cohort: the class on which th
     first = varies and state.round == 0 # what starts in a later round is tried again
     if sent.criterion is not cross_entropy or any(map(_looks_across, method.parts)): return False
     if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm raises its own error
-    known, full, k = _filled.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
+    memo, full, k = _memos.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
     if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; so is it in a run that goes on here
-    if (method, full, first) not in known:
+    if (method, full, first) not in memo:
         (x,), (y,) = batches.at(0, [k], n)
         if not varies: # as it was tried in round 0, if this is the first round of a run that goes on
             state = start(method, sent.model, state.clients, state.statistics, state.seed, sent.local)
-        known[method, full, first] = not try_stack(replace(sent, state=state), x, y, cohort, fill=True)
-    return known[method, full, first]
+        memo[method, full, first] = not try_stack(replace(sent, state=state), x, y, cohort, fill=True)
+    return memo[method, full, first]

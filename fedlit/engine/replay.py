@@ -63,11 +63,11 @@ def _key_of(f):
 def step_group(self:ReplayedCohort, t, ks, batch):
     "Let the clients at positions `ks` take step `t`, from a tape if there is one."
     if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(quiet={}, changes=changes(self.sent.method)))
-    bound, clock = self.memo['bound'], self.memo['clock']
+    steps, clock = self.memo['bound'], self.memo['clock']
     clock['step'], again = t, isinstance(ks, slice) and not clock['changes']
     at = (ks.start, ks.stop, batch['x'].shape[1], 'valid' in batch) if again else None
-    if at is None or at not in bound: bound[at] = self.bind(t, ks, batch)
-    bound[at](batch)
+    if at is None or at not in steps: steps[at] = self.bind(t, ks, batch)
+    steps[at](batch)
 
 # %% ../../nbs/engine/replay.ipynb #a112632a
 @patch
@@ -80,8 +80,8 @@ def bind(self:ReplayedCohort, t, ks, batch):
         vars(here).update(work, received=received, mine=mine, part=part, **same)
         if quiet.get(samples) and not (tapes and tapes.stopped): here.step(batch)
         else:
-            with here.draws('step', clock['step']) as drawn: here.step(batch)
-            quiet[samples] = quiet.get(samples, not clock['changes']) and not (drawn.count or drawn.reads)
+            with here.draws('step', clock['step']) as mode: here.step(batch)
+            quiet[samples] = quiet.get(samples, not clock['changes']) and not (mode.count or mode.reads)
         return {}
     if tapes:
         kind = some.key(batch)
@@ -91,7 +91,7 @@ def bind(self:ReplayedCohort, t, ks, batch):
                         often=some.returns(batch), lr=sent.local.lr)
     else: go = partial(step, *some.trees())
     if isinstance(ks, slice): return go
-    def scattered(batch):
+    def scatter(batch):
         go(batch)
         self.write_back(ks, some)
-    return scattered
+    return scatter

@@ -74,13 +74,13 @@ def kind_of(
     sent, # Broadcast of a run
 ):        # hashable; None if the run has to train alone
     "What two runs must have in common to train in one stack."
-    held, state = held_besides(sent.model), sent.state
-    if wants(sent.method, 'seed') or held is None: return None
-    shown = asks_for(sent.method, 'send', 'model') # one network for the whole stack
+    rest, state = held_besides(sent.model), sent.state
+    if wants(sent.method, 'seed') or rest is None: return None
+    sends_model = asks_for(sent.method, 'send', 'model') # one network for the whole stack
     tensors = *((k, v.shape, v.dtype) for tree in (state.params, state.buffers, state.fixed) for k, v in tree.items()),
-    return (sent.method, form_of(sent.model), held, tensors, id(sent.criterion), id(sent.proxy), state.clients,
+    return (sent.method, form_of(sent.model), rest, tensors, id(sent.criterion), id(sent.proxy), state.clients,
             frozenset(state.personal), checksum(*state.fixed.values()), sent.keep_ended,
-            shown and checksum(*sent.model.parameters(), *sent.model.buffers()))
+            sends_model and checksum(*sent.model.parameters(), *sent.model.buffers()))
 
 def form_of_server(
     sent, # Broadcast of a run

@@ -81,12 +81,12 @@ def _key_of(sent, x, y, cohort, fill):
                  state.round == 0, sent.proxy is None, cohort, fill))
 
 # %% ../../nbs/engine/trial.ipynb #2890be4b
-_agreed = set() # of keys from `_key_of`
+_agreements = set() # of keys from `_key_of`
 
 def try_stack(sent, x, y, cohort, fill=False):
     "Try a step of two clients: '' if a stack does what they do one by one, else what differs or PyTorch's error."
-    known = sent.criterion is cross_entropy and not has_own_code(sent.model, sent.method)
-    if (key := _key_of(sent, x, y, cohort, fill) if known else None) in _agreed: return ''
+    plain = sent.criterion is cross_entropy and not has_own_code(sent.model, sent.method)
+    if (key := _key_of(sent, x, y, cohort, fill) if plain else None) in _agreements: return ''
     short = max(2, (len(x) - len(x)//3 - 1) | 1) # odd, since PyTorch makes normal numbers sixteen at a time
     step = trial_step(sent, x, y, [len(x), short if fill else len(x)], cohort)
     def one_by_one(cast):
@@ -96,7 +96,7 @@ def try_stack(sent, x, y, cohort, fill=False):
         out, again = clients.train(), clients.at([0, 1, 1], step=0)
         with torch.no_grad(): again.objective(again.params, clients.batch(0, [0, 1, 1], len(x)))
         return out
-    train = Cohort.train if known else twice
+    train = Cohort.train if plain else twice
     why = compare_ways(one_by_one, lambda cast: step([0, 1], cast, each=stacked, fill=fill, train=train))
-    if known and not why: _agreed.add(key)
+    if plain and not why: _agreements.add(key)
     return why

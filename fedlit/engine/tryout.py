@@ -22,7 +22,7 @@ from ..ground.tree import tmap
 
 # %% ../../nbs/engine/tryout.ipynb #fe4d2415
 def notice_broadcast(
-    asked,  # the function, as the beginning of a sentence
+    name,   # the function, as the beginning of a sentence
     f,      # criterion or metric, of (logits, y)
     logits, # (N, C)
     y,      # (N, ...)
@@ -32,11 +32,11 @@ def notice_broadcast(
     def number(y): return float(f(logits.clone(), y)) # as a function of the labels
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # this is a trial
-        tried = [attempt(number, v)[0] for v in (y[:, 0], *(y.roll(k, 0) for k in range(len(y))))]
-    if None in tried: return
-    flat, mine, *turned = tried
-    if all(math.isclose(mine, v, rel_tol=1e-5) for v in turned) and not math.isclose(mine, flat, rel_tol=1e-3):
-        warn(f"{asked} compares every answer with all labels, as (N,) and (N, 1) broadcast: labels are (N, 1), like "
+        values = [attempt(number, v)[0] for v in (y[:, 0], *(y.roll(k, 0) for k in range(len(y))))]
+    if None in values: return
+    flat, mine, *others = values
+    if all(math.isclose(mine, v, rel_tol=1e-5) for v in others) and not math.isclose(mine, flat, rel_tol=1e-3):
+        warn(f"{name} compares every answer with all labels, as (N,) and (N, 1) broadcast: labels are (N, 1), like "
              "logits; take logits - y, or y[:, 0] beside logits[:, 0]")
 
 # %% ../../nbs/engine/tryout.ipynb #tryout06
@@ -103,35 +103,35 @@ def _try_axes(part, model): # part: a SubModel
     norms = [k for k, m in model.named_modules() if isinstance(m, _ACROSS)]
     why = f"; {norms[0]} is a norm across channels, and layers beside it stay whole" if norms else ''
     some = axes_of(model).size
-    said = f"{part!r} finds {'only some layers' if some else 'no layer'} of {type(model).__name__} to cut"
-    if not some: raise ValueError(f"{said}, so it would be without effect{why}")
-    if norms: warn(f"{said}, and weak clients train more than their rate{why}")
+    text = f"{part!r} finds {'only some layers' if some else 'no layer'} of {type(model).__name__} to cut"
+    if not some: raise ValueError(f"{text}, so it would be without effect{why}")
+    if norms: warn(f"{text}, and weak clients train more than their rate{why}")
 
 # %% ../../nbs/engine/tryout.ipynb #tryout12
 def _trained_by(loss):
     "The tensors that get a gradient from this loss."
-    nodes, found = [loss.grad_fn], {}
+    nodes, tensors = [loss.grad_fn], {}
     for node in nodes:
         nodes += [n for n, _ in node.next_functions if n and n not in nodes]
-        if hasattr(node, 'variable'): found[id(node.variable)] = node.variable
-    return list(found.values())
+        if hasattr(node, 'variable'): tensors[id(node.variable)] = node.variable
+    return list(tensors.values())
 
-def _check_loss(asked, v, logits):
-    "Refuse a result `v` of the criterion that is not a loss; `asked` begins the sentence."
+def _check_loss(name, v, logits):
+    "Refuse a result `v` of the criterion that is not a loss; `name` begins the sentence."
     if not isinstance(v, torch.Tensor) or v.ndim:
         what = f"tensor of shape {tuple(v.shape)}" if isinstance(v, torch.Tensor) else type(v).__name__
-        raise TypeError(f"{asked} returned a {what}, but it must return a tensor without dimensions, "
+        raise TypeError(f"{name} returned a {what}, but it must return a tensor without dimensions, "
                         "the mean over the samples (reduction='mean')")
     if not v.requires_grad:
-        raise ValueError(f"{asked} returned a number without a gradient; "
+        raise ValueError(f"{name} returned a number without a gradient; "
                          "compute it from the logits with torch, without detach, .item() or NumPy")
     if other := [u for u in _trained_by(v) if u is not logits]:
-        raise ValueError(f"{asked} depends on a parameter of shape {tuple(other[0].shape)}, which clients never train; "
+        raise ValueError(f"{name} depends on a parameter of shape {tuple(other[0].shape)}, which clients never train; "
                          "make it a part of the network, which then gives other logits, or call "
                          "requires_grad_(False) on it")
-    if logits.isfinite().all() and not v.isfinite(): raise ValueError(f"{asked} returned {v.item()}")
+    if logits.isfinite().all() and not v.isfinite(): raise ValueError(f"{name} returned {v.item()}")
     if not torch.autograd.grad(v, logits, materialize_grads=True)[0].any():
-        warn(f"{asked} has a gradient of zero, so clients learn nothing from it; a cross-entropy of one output, "
+        warn(f"{name} has a gradient of zero, so clients learn nothing from it; a cross-entropy of one output, "
              "for instance, is always 0, and mse_loss or binary_cross_entropy_with_logits is not")
 
 # %% ../../nbs/engine/tryout.ipynb #tryout13
@@ -142,15 +142,15 @@ def try_criterion(criterion, logits, y):
     if isinstance(f, type): raise TypeError(f"criterion={f.__name__} is a class; make one of it, {f.__name__}()")
     with suppress(Exception): f = copy.deepcopy(f) # it may count its calls
     logits = logits.detach().requires_grad_()
-    asked = (f"criterion {getattr(f, '__name__', type(f).__name__)}, "
-             f"asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},")
+    name = (f"criterion {getattr(f, '__name__', type(f).__name__)}, "
+            f"asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},")
     v, e = attempt(f, logits, y)
     if e:
-        turned = '' if attempt(f, y, logits)[1] else '; it takes (labels, logits), but must take (logits, labels)'
+        hint = '' if attempt(f, y, logits)[1] else '; it takes (labels, logits), but must take (logits, labels)'
         gap = '; places below zero become -1: ignore_index=-1'*(not y.is_floating_point() and bool((y < 0).any()))
-        raise ValueError(f"{asked} failed{turned}: {type(e).__name__}: {first_line(e)}{gap}") from e
-    _check_loss(asked, v, logits)
-    notice_broadcast(asked, f, logits, y)
+        raise ValueError(f"{name} failed{hint}: {type(e).__name__}: {first_line(e)}{gap}") from e
+    _check_loss(name, v, logits)
+    notice_broadcast(name, f, logits, y)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout16
 def notice_softmax(
@@ -182,9 +182,9 @@ def notice_idle(
 ):
     "Warn about parameters that no output depends on, which weight decay shrinks all the same."
     params, *outputs = outputs_of(model, x, train=True)
-    seen = [v.sum() for v in outputs if v.requires_grad]
-    if not seen: return
-    grads = torch.autograd.grad(sum(seen), list(params.values()), allow_unused=True)
+    sums = [v.sum() for v in outputs if v.requires_grad]
+    if not sums: return
+    grads = torch.autograd.grad(sum(sums), list(params.values()), allow_unused=True)
     if idle := [k for k, g in zip(params, grads) if g is None]:
         warn(f"{idle[0]} of {type(model).__name__}{f' and {len(idle) - 1} more' if idle[1:] else ''} have no gradient, "
              f"being detached or not used, but weight_decay={weight_decay} shrinks them in every step; "

@@ -88,8 +88,8 @@ def in_numbers(frame):
 def _check_digits(v, names): # v: (N, columns) float64; names: for each column, how a program calls it
     "Refuse a column that float32 moves by more than a thousandth of the column's range."
     if not len(v): return
-    with np.errstate(over="ignore"): moved = np.abs(v - v.astype("float32")).max(0)
-    for name, far, reach in zip(names, moved, np.ptp(v, 0)):
+    with np.errstate(over="ignore"): errors = np.abs(v - v.astype("float32")).max(0)
+    for name, far, reach in zip(names, errors, np.ptp(v, 0)):
         if reach > 0 and not far < reach / 1000:
             raise ValueError(f"{name} needs more digits than float32 has; bring it to 0 to 1 first: "
                              f"({name} - {name}.min()) / np.ptp({name})")
@@ -117,15 +117,15 @@ def made_of(frame):
 def _as_trained(name, v, columns, texts): # a frame with its text made columns of 0 and 1, as in the training rows
     if columns is None or frame_columns(v) is None or {*map(str, texts_of(v))} <= {*columns}: return v
     texts = texts or {str(c): [k for k in columns if k.startswith(f"{c}_")] for c in v.columns}
-    known = [c for c in v.columns if str(c) in columns or texts.get(str(c))]
-    for c in known:
-        if (gone := v[c].isna()).any():
-            raise ValueError(f"{name} lacks a value in row {gone.idxmax()} of column {c!r}; fill it or leave it out")
-    wide = in_numbers(v[known]).rename(columns=str)
+    names = [c for c in v.columns if str(c) in columns or texts.get(str(c))]
+    for c in names:
+        if (missing := v[c].isna()).any():
+            raise ValueError(f"{name} lacks a value in row {missing.idxmax()} of column {c!r}; fill it or leave it out")
+    wide = in_numbers(v[names]).rename(columns=str)
     if new := [c for c in wide.columns if c not in columns]:
         raise ValueError(f"{name} has {new[0]!r}, a column and a value in it that no training row had")
-    made = {k for c in texts_of(v[known]) for k in texts.get(str(c), ())} # of which some may be absent today
-    return wide.reindex(columns=[k for k in columns if k in wide or k in made], fill_value=0.)
+    dummies = {k for c in texts_of(v[names]) for k in texts.get(str(c), ())} # of which some may be absent today
+    return wide.reindex(columns=[k for k in columns if k in wide or k in dummies], fill_value=0.)
 
 def in_order(name, v, columns, texts=None): # texts: what `made_of` says; None: told by how the names begin
     "A frame with its columns in the order of the training samples' columns; anything else as it is."
@@ -315,10 +315,10 @@ def count_missing(
     "How many samples hold missing values or infinity, counted among at most 4096 of them."
     return int((~_some_rows(x).isfinite()).any(1).sum()) if len(x) and x.is_floating_point() else 0
 
-def _are_copies(rows, known): # known: the different rows, as bytes; were they copied, rather than equal by chance?
-    half, n = len(next(iter(known))) // 2, 1
-    own = max(len({v[:half] for v in known}), len({v[half:] for v in known}))
-    if len(known) < 16 or own < .9 * len(known): return False
+def _are_copies(rows, uniques): # uniques: the different rows, as bytes; were they copied, rather than equal by chance?
+    half, n = len(next(iter(uniques))) // 2, 1
+    own = max(len({v[:half] for v in uniques}), len({v[half:] for v in uniques}))
+    if len(uniques) < 16 or own < .9 * len(uniques): return False
     return any((n := n * len(column.unique())) > len(rows) for column in rows.T)
 
 def overlap(
@@ -329,7 +329,7 @@ def overlap(
     if not (len(x) and len(z) and x.is_cpu and z.is_cpu and x.dtype == z.dtype and x.shape[1:] == z.shape[1:]): return 0
     rows = _some_rows(x)
     train, test = ([v.tobytes() for v in r.view(torch.uint8).numpy()] for r in (rows, _some_rows(z)))
-    known = set(train)
-    share = sum(v in known for v in test) / len(test)
+    uniques = set(train)
+    share = sum(v in uniques for v in test) / len(test)
     if share < .01 * len(train) / len(x): return 0
-    return share if share > 2 * (1 - len(known) / len(train)) or _are_copies(rows, known) else 0
+    return share if share > 2 * (1 - len(uniques) / len(train)) or _are_copies(rows, uniques) else 0

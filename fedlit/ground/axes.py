@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 # %% ../../nbs/ground/axes.ipynb #7139f704
 class _Book:
     "Axes under construction: their lengths and names, which are the same, and which must stay whole."
-    def __init__(self): self.parent, self.length, self.name, self.full, self.done = [], [], [], set(), set()
+    def __init__(self): self.parent, self.length, self.name, self.full, self.layers = [], [], [], set(), set()
     def new(self, name, length, full=False):
         a = len(self.parent)
         self.parent.append(a)
@@ -59,8 +59,8 @@ def _conv(book, name, m, segs):
 
 # %% ../../nbs/ground/axes.ipynb #cf95127e
 def _linear(book, name, m, segs):
-    times, left = divmod(m.in_features, book.width(segs))
-    if left:
+    times, rest = divmod(m.in_features, book.width(segs))
+    if rest:
         raise ValueError(f"{name} reads {m.in_features} features of a value with {book.width(segs)} channels; "
                          "fedlit cannot tell which is which")
     out = book.new(name, m.out_features)
@@ -100,15 +100,15 @@ def _pad(book, node, segs):
 
 def _op_name(node): return getattr(node.target, '__name__', str(node.target))
 
-def _function(book, node, seen):
+def _function(book, node, channels):
     "The channels of what a function returns, or None if that is not a tensor with channels."
     name = _op_name(node)
-    given = [seen[n] for n in node.all_input_nodes if seen.get(n)]
-    if not given or name in ('size', 'getattr', 'dim', 'numel'): return None
-    if name == 'cat': return sum((seen[n] for n in node.args[0]), ())
-    if name in ('pad', '_pad'): return _pad(book, node, given[0])
-    if name in JOINING: return book.merge(*given) if len(given) == 2 else given[0]
-    if name in CHANNELWISE or name == 'getitem': return given[0]
+    inputs = [channels[n] for n in node.all_input_nodes if channels.get(n)]
+    if not inputs or name in ('size', 'getattr', 'dim', 'numel'): return None
+    if name == 'cat': return sum((channels[n] for n in node.args[0]), ())
+    if name in ('pad', '_pad'): return _pad(book, node, inputs[0])
+    if name in JOINING: return book.merge(*inputs) if len(inputs) == 2 else inputs[0]
+    if name in CHANNELWISE or name == 'getitem': return inputs[0]
     raise ValueError(f"{node.name} calls {name!r}, and fedlit does not know what that does to channels; "
                      f"rewrite it with one of {', '.join(sorted(CHANNELWISE | JOINING | {'cat', 'pad'}))}, "
                      "or use a method that does not cut the network")
@@ -161,65 +161,65 @@ def _layer(book, name, m, segs):
         if next(m.parameters(), None) is None: return segs, {}, {}
         raise ValueError(f"{name} is a {type(m).__name__}, and fedlit has no rule for its axes; "
                          f"it knows {', '.join(k.__name__.strip('_') for k in RULES)}")
-    if name in book.done:
+    if name in book.layers:
         raise ValueError(f"{name} is used twice, so that its channels would have to be two axes at once; "
                          "give each use a layer of its own")
-    book.done.add(name)
+    book.layers.add(name)
     if book.length[segs[0][0]] is None:
         book.length[segs[0][0]] = getattr(m, 'in_channels', None) or getattr(m, 'num_features', None) or m.in_features
-    out, dims, made = rule(book, name, m, segs)
+    out, dims, axis = rule(book, name, m, segs)
     has = lambda k: getattr(m, k, None) is not None
     return (out, {f'{name}.{k}': v for k, v in dims.items() if has(k)},
-            {f'{name}.{k}': made for k in ('weight', 'bias') if made and has(k)})
+            {f'{name}.{k}': axis for k in ('weight', 'bias') if axis and has(k)})
 
 # %% ../../nbs/ground/axes.ipynb #53fb70bc
 def _walk(graph, book):
     "The channels of every node, dimensions of every tensor, axis that every layer makes, and the network's outputs."
-    seen, of, makes = {}, {}, {}
+    channels, of, makes = {}, {}, {}
     for node in graph.graph.nodes:
-        if node.op == 'placeholder': seen[node] = book.new(node.name, None, full=True)
+        if node.op == 'placeholder': channels[node] = book.new(node.name, None, full=True)
         elif node.op == 'call_module':
-            m, name, segs = graph.get_submodule(node.target), node.target, seen[node.args[0]]
-            seen[node], dims, made = _layer(book, name, m, segs)
+            m, name, segs = graph.get_submodule(node.target), node.target, channels[node.args[0]]
+            channels[node], dims, axes = _layer(book, name, m, segs)
             of.update(dims)
-            makes.update(made)
+            makes.update(axes)
         elif node.op == 'output':
             out = node.args[0]
             if not (isinstance(out, tuple) and len(out) == 2):
                 raise ValueError("the network must return (features, logits), see fedlit.models.wrap; "
                                  f"it returns {out}")
-            book.keep_whole(seen[out[1]])
-            return seen, of, makes, out
+            book.keep_whole(channels[out[1]])
+            return channels, of, makes, out
         elif node.op == 'get_attr':
             raise ValueError(f"{node.target} is used directly and not by a layer, and fedlit cannot name its axes; "
                              "make it part of a torch.nn layer")
-        else: seen[node] = _function(book, node, seen)
+        else: channels[node] = _function(book, node, channels)
 
 # %% ../../nbs/ground/axes.ipynb #2cb50f09
 def find_axes(model) -> Axes: # module whose forward returns (features, logits)
     "Name the axes of `model`; a `ValueError` names the layer that cannot be followed."
     graph, book = _trace(model), _Book()
-    seen, of, makes, (features, logits) = _walk(graph, book)
-    def closed(segs): # segments with the names of their axes, None if they stay whole
+    channels, of, makes, (features, logits) = _walk(graph, book)
+    def close(segs): # segments with the names of their axes, None if they stay whole
         return tuple((None if (q := book.root(a)) in book.full else book.name[q], book.length[a], r) for a, r in segs)
     roots = {book.root(a) for a in range(len(book.parent))} - book.full
-    last = book.name[book.root(seen[logits][0][0])]
-    dims = {k: tuple(closed(s) for s in v) for k, v in of.items()}
+    last = book.name[book.root(channels[logits][0][0])]
+    dims = {k: tuple(close(s) for s in v) for k, v in of.items()}
     for k, v in of.items(): # the axis of the classes has a name, though it is never cut
-        if v[0] == seen[logits]: dims[k] = (((last, book.length[v[0][0][0]], 1),), *dims[k][1:])
+        if v[0] == channels[logits]: dims[k] = (((last, book.length[v[0][0][0]], 1),), *dims[k][1:])
     one = lambda segs: segs and len(segs) == 1 and segs[0][1] == 1 and book.root(segs[0][0]) not in book.full
     return Axes(dims, {book.name[a]: book.length[a] for a in sorted(roots)},
-                {k: closed(v)[0][0] for k, v in makes.items() if closed(v)[0][0]},
-                closed(seen[features]), last, book.width(seen[logits]), graph,
-                {n.name: book.name[book.root(s[0][0])] for n, s in seen.items() if one(s)})
+                {k: close(v)[0][0] for k, v in makes.items() if close(v)[0][0]},
+                close(channels[features]), last, book.width(channels[logits]), graph,
+                {n.name: book.name[book.root(s[0][0])] for n, s in channels.items() if one(s)})
 
 # %% ../../nbs/ground/axes.ipynb #88ef6027
-_found = WeakKeyDictionary()
+_cache = WeakKeyDictionary()
 
 def axes_of(model) -> Axes: # module whose forward returns (features, logits)
     "`find_axes(model)`, cached for each model."
-    if model not in _found: _found[model] = find_axes(model)
-    return _found[model]
+    if model not in _cache: _cache[model] = find_axes(model)
+    return _cache[model]
 
 # %% ../../nbs/ground/axes.ipynb #ca7176c5
 def along(segs, chosen):
@@ -308,9 +308,9 @@ def _is_relu(node, graph):
 
 def places_to_watch(axes, at='relu'):
     "Node -> axis: ReLUs, or else the layer that outputs the axis (`at='relu'`); or all such layers (`'layer'`)."
-    made = {k.rsplit('.', 1)[0] for k in axes.makes}
+    layers = {k.rsplit('.', 1)[0] for k in axes.makes}
     here = [n for n in axes.graph.graph.nodes if n.name in axes.points]
-    makers = {n.name: axes.points[n.name] for n in here if n.op == 'call_module' and n.target in made}
+    makers = {n.name: axes.points[n.name] for n in here if n.op == 'call_module' and n.target in layers}
     if at == 'layer': return makers
     relus = {n.name: axes.points[n.name] for n in here if _is_relu(n, axes.graph)}
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
@@ -319,11 +319,11 @@ def places_to_watch(axes, at='relu'):
 class _Watch(fx.Interpreter):
     def __init__(self, graph, points, taps):
         super().__init__(graph)
-        self.points, self.taps, self.got = points, taps, {}
+        self.points, self.taps, self.values = points, taps, {}
     def run_node(self, n):
         out = super().run_node(n)
         if n.name in self.points:
-            out = self.got[n.name] = out + self.taps[n.name] if n.name in self.taps else out
+            out = self.values[n.name] = out + self.taps[n.name] if n.name in self.taps else out
         return out
 
 # %% ../../nbs/ground/axes.ipynb #cc90b8b0
@@ -336,4 +336,4 @@ def watch(axes, params, buffers, x, at='relu', taps=None, train=True):
     with _one_at_a_time:
         axes.graph.train(train)
         features, logits = functional_call(run, state, (x,))
-    return features, logits, spy.got
+    return features, logits, spy.values

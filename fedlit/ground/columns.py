@@ -90,12 +90,12 @@ def hub_split(splits, name):
 def hub_columns(features, x, y, owner):
     "The names of the columns that hold the samples and the targets."
     kinds = ", ".join(f"{k} ({type(f).__name__})" for k, f in features.items())
-    for given in (owner, x, y):
-        for one in given if isinstance(given, (list, tuple)) else [given]:
+    for names in (owner, x, y):
+        for one in names if isinstance(names, (list, tuple)) else [names]:
             if one is not None and one not in features: raise ValueError(f"no column {one!r}; there are {kinds}")
     def only(option, things, kind, *usual): # the only column of this kind, or else of a usual name
-        found = [k for k, f in features.items() if type(f).__name__ == kind] or [k for k in usual if k in features]
-        if len(found) == 1: return found[0]
+        matches = [k for k, f in features.items() if type(f).__name__ == kind] or [k for k in usual if k in features]
+        if len(matches) == 1: return matches[0]
         raise ValueError(f"which column has the {things}? {option}= names it; there are {kinds}")
     return (only("x", "samples", "Image") if x is None else x,
             only("y", "labels", "ClassLabel", "label", "labels") if y is None else y)
@@ -119,8 +119,8 @@ def hub_targets(splits, y):
         names = list(y) if isinstance(y, (list, tuple)) else [y]
         frame = pd.DataFrame({c: [v for s in splits for v in s[c][:]] for c in names})
         check_columns(frame, names)
-        values, *said = targets_of(frame, y, None)
-        return values.split(list(map(len, splits))), *said
+        values, *rest = targets_of(frame, y, None)
+        return values.split(list(map(len, splits))), *rest
     feature, columns = splits[0].features[y], hub_groups(splits, y)
     if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names), "class"
     return *encode(columns), "class"

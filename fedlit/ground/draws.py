@@ -51,9 +51,9 @@ def draws(
 ):               # bool
     "Does this call of a PyTorch operation draw random numbers?"
     if torch.Tag.nondeterministic_seeded not in op.tags: return False
-    given = {**{a.name: a.default_value for a in op._schema.arguments if a.has_default_value()},
-             **dict(zip((a.name for a in op._schema.arguments), args)), **(kwargs or {})}
-    return given.get('dropout_p', 1) != 0 # attention may use dropout, but mostly does not
+    values = {**{a.name: a.default_value for a in op._schema.arguments if a.has_default_value()},
+              **dict(zip((a.name for a in op._schema.arguments), args)), **(kwargs or {})}
+    return values.get('dropout_p', 1) != 0 # attention may use dropout, but mostly does not
 
 # %% ../../nbs/ground/draws.ipynb #a65212c0
 def _generator(device):
@@ -66,9 +66,9 @@ FRESH = torch.Generator().initial_seed() # the seed of a generator that nobody h
 
 def _own_generator(args, kwargs):
     "The generator that a hook has seeded itself, if it passes one."
-    seeded = lambda v: (isinstance(v, torch.Generator) and v is not torch.default_generator
+    is_own = lambda v: (isinstance(v, torch.Generator) and v is not torch.default_generator
                         and v.initial_seed() != FRESH)
-    return next(filter(seeded, (*args, *kwargs.values())), None)
+    return next(filter(is_own, (*args, *kwargs.values())), None)
 
 # %% ../../nbs/ground/draws.ipynb #70c1daa7
 def _draw(op, args, kwargs, seed):
@@ -118,8 +118,8 @@ class Seeded(Dispatch):
 def _each(self:Seeded, op, args, kwargs, seeds):
     K, names = len(seeds), [a.name for a in op._schema.arguments]
     at = names.index('size') if 'size' in names else 0
-    sized = names[at] == 'size' and args[at][:1] == [K]
-    if not sized and not (args and isinstance(args[0], torch.Tensor) and len(args[0]) == K):
+    by_size = names[at] == 'size' and args[at][:1] == [K]
+    if not by_size and not (args and isinstance(args[0], torch.Tensor) and len(args[0]) == K):
         raise NotImplementedError(f"{op} draws for all clients of a stack at once; train them one by one, with "
                                   "executor='loop' or 'threads', or order by torch.rand(n).argsort()")
     mine = lambda v, k: v[k] if isinstance(v, torch.Tensor) and v.dim() and len(v) == K else v
@@ -127,7 +127,7 @@ def _each(self:Seeded, op, args, kwargs, seeds):
     begin = own.get_state() if own else None
     for k, s in enumerate(seeds):
         if own: own.set_state(begin)
-        outs.append(_draw(op, [a[1:] if sized and i == at else mine(a, k) for i, a in enumerate(args)],
+        outs.append(_draw(op, [a[1:] if by_size and i == at else mine(a, k) for i, a in enumerate(args)],
                            {n: mine(a, k) for n, a in kwargs.items()}, s))
     if op._schema.is_mutable: return args[0]
     return tuple(map(torch.stack, zip(*outs))) if isinstance(outs[0], tuple) else torch.stack(outs)

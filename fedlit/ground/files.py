@@ -73,7 +73,7 @@ def _name_file(path):
 
 # %% ../../nbs/ground/files.ipynb #e606c848
 PAUSE = 30   # seconds between two syncs of a checkpoint
-_SYNCED = {} # checkpoint -> time of its last sync, and whether the file there is the synced one
+_SYNCS = {}  # checkpoint -> time of its last sync, and whether the file there is the synced one
 
 # %% ../../nbs/ground/files.ipynb #1a98abcd
 def last(path):
@@ -123,15 +123,15 @@ def write_file(
     keep=False, # keep the existing file as `last(path)`, and sync sparingly?
 ):              # the path; OSError if the disk is full, ValueError if the path is a symbolic link
     "Write a file, all of it or nothing; into a pipe or a device, such as /dev/stdout, write directly."
-    given, path = path, Path(path).absolute()
+    name, path = path, Path(path).absolute()
     if is_stream(path):
         with _name_file(path), open(path, 'wb') as f: f.writelines(_pieces(content))
-        return Path(given)
+        return Path(name)
     refuse_link(path)
-    if path.is_dir(): raise IsADirectoryError(errno.EISDIR, f"{given} is a folder; name a file in it")
+    if path.is_dir(): raise IsADirectoryError(errno.EISDIR, f"{name} is a folder; name a file in it")
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
-    part, (when, whole) = _part(path), _SYNCED.get(path, (-math.inf, True))
+    part, (when, whole) = _part(path), _SYNCS.get(path, (-math.inf, True))
     sync = not keep or time.monotonic() - when > PAUSE
     try:
         with _name_file(path):
@@ -140,8 +140,8 @@ def write_file(
             os.replace(part, path)
             if sync: _sync_folder(path.parent)
     finally: part.unlink(missing_ok=True)
-    if keep: _SYNCED[path] = (time.monotonic(), True) if sync else (when, False)
-    return Path(given)
+    if keep: _SYNCS[path] = (time.monotonic(), True) if sync else (when, False)
+    return Path(name)
 
 # %% ../../nbs/ground/files.ipynb #544b16bd
 def write_figure(
@@ -150,9 +150,9 @@ def write_figure(
     **kw, # options of `savefig`
 ):
     "Write a figure, all of it or nothing."
-    drawn = io.BytesIO()
-    fig.savefig(drawn, format=Path(path).suffix[1:], **kw)
-    return write_file(path, drawn.getvalue())
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format=Path(path).suffix[1:], **kw)
+    return write_file(path, buffer.getvalue())
 
 # %% ../../nbs/ground/files.ipynb #3b71db91
 JSON = 3 # the format of results: 1 had no checksum; since 3, draws have the names of `fedlit.ground.draws`
@@ -215,12 +215,12 @@ def _sound(text, where): # JSON as bytes, and where it was read
     "The content that was given to `write_json`; `Damaged` if its checksum differs."
     try:
         content = json.loads(text)
-        form, told = content.pop('format', 1), content.pop('crc32', None)
-        sound = _sum(content) == told if told or form != 1 else True
+        form, crc = content.pop('format', 1), content.pop('crc32', None)
+        sound = _sum(content) == crc if crc or form != 1 else True
         if type(form) is not int: raise ValueError(f'its format is {form!r:.40}, and no number')
     except (ValueError, TypeError, AttributeError, RecursionError) as e:
         raise Damaged(f"{where} is {_fault(text, 'a JSON file', e)}") from None
-    if not sound: raise Damaged(f"{where} is damaged: its content does not have the checksum {told}")
+    if not sound: raise Damaged(f"{where} is damaged: its content does not have the checksum {crc}")
     if form > JSON:
         raise ValueError(f"{where} has format {form}, and this fedlit reads up to {JSON}; a newer one wrote it")
     return content
@@ -239,15 +239,15 @@ def pack_of(folder):
 @lru_cache(maxsize=16)
 def _lines(path, stamp):
     "The lines of a packed file, by the file names of their results, as far as they can be read."
-    known = {}
+    lines = {}
     try:
         with lzma.open(path) as f:
             for n, line in enumerate(f, 1):
-                if name := re.match(rb'{"file":"([^"]*)"', line): known[name[1].decode(errors='replace')] = line
+                if name := re.match(rb'{"file":"([^"]*)"', line): lines[name[1].decode(errors='replace')] = line
                 else: warn(f"{path} is damaged in line {n}, which counts as missing")
     except (lzma.LZMAError, EOFError) as e:
         warn(f"{path} is damaged or was cut off ({e}); what comes later counts as missing")
-    return known
+    return lines
 
 def _packed_lines(folder):
     try:
@@ -299,15 +299,15 @@ def _entry(raw):
     "fedlit's entry in the header of a safetensors file; None if there is none."
     size = int.from_bytes(raw[:8], 'little')
     if size > len(raw)-8: raise ValueError(f'it should have a header of {size} bytes, and has {len(raw)} in all')
-    said = json.loads(raw[8:8+size]).get('__metadata__', {}).get('fedlit')
-    return said and json.loads(said)
+    text = json.loads(raw[8:8+size]).get('__metadata__', {}).get('fedlit')
+    return text and json.loads(text)
 
 def _intact(raw):
     "Does a file match its checksum, with the checksum's own eight digits taken as zeros?"
-    found, whole = _SUM.search(raw), memoryview(raw)
-    if not found: return False
-    crc = zlib.crc32(ZERO, zlib.crc32(whole[:found.start()]))
-    return f'{zlib.crc32(whole[found.end():], crc):08x}'.encode() == found[0]
+    match, whole = _SUM.search(raw), memoryview(raw)
+    if not match: return False
+    crc = zlib.crc32(ZERO, zlib.crc32(whole[:match.start()]))
+    return f'{zlib.crc32(whole[match.end():], crc):08x}'.encode() == match[0]
 
 # %% ../../nbs/ground/files.ipynb #3aabd457
 def read_tensors(
@@ -339,19 +339,19 @@ def newest(
     read, # function that reads a path; ValueError if it cannot
 ):        # what `read` returned; None if there is no checkpoint; Damaged if no version of it can be read
     "Read a checkpoint; if it is damaged, the previous one."
-    path, said = Path(path), []
+    path, errors = Path(path), []
     if not os.path.lexists(path): return _begin_again(path)
     for p in (path, last(path)):
-        try: found = read(p)
+        try: content = read(p)
         except FileNotFoundError: continue
         except ValueError as e:
-            said.append(str(e))
+            errors.append(str(e))
             continue
-        if said:
+        if errors:
             aside = _set_aside(path, path.name + '.broken')
-            warn(f"{said[0]}; it is set aside as {aside.name}, and the run goes on from {p}")
-        return found
-    if said: raise Damaged(f"{'; '.join(said)}; choose another file, or move it away to begin again")
+            warn(f"{errors[0]}; it is set aside as {aside.name}, and the run goes on from {p}")
+        return content
+    if errors: raise Damaged(f"{'; '.join(errors)}; choose another file, or move it away to begin again")
 
 # %% ../../nbs/ground/files.ipynb #cbcc1867
 def _set_aside(path, name):
@@ -374,19 +374,19 @@ def digest(
     path, # file
 ):        # its SHA-256, 64 hexadecimal digits
     "The checksum of a file."
-    seen = hashlib.sha256()
+    hasher = hashlib.sha256()
     with open(path, 'rb') as f:
-        while piece := f.read(2**20): seen.update(piece)
-    return seen.hexdigest()
+        while piece := f.read(2**20): hasher.update(piece)
+    return hasher.hexdigest()
 
 # %% ../../nbs/ground/files.ipynb #bb124a61
 def _verify(pieces, url, sha256):
-    seen = hashlib.sha256()
+    hasher = hashlib.sha256()
     for p in pieces:
-        seen.update(p)
+        hasher.update(p)
         yield p
-    if seen.hexdigest() != sha256:
-        raise Damaged(f"{url} sent a file with the SHA-256 {seen.hexdigest()}, but it must be {sha256}; "
+    if hasher.hexdigest() != sha256:
+        raise Damaged(f"{url} sent a file with the SHA-256 {hasher.hexdigest()}, but it must be {sha256}; "
                       "nothing was kept")
 
 def fetch(

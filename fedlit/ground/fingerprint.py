@@ -27,8 +27,8 @@ def _constant(v): return v is None or isinstance(v, (bool, float, str)) or calla
 def held_values(f): # a function
     "What a function holds besides its code: the values of its closure, and defaults."
     cells = [c.cell_contents for c in getattr(f, '__closure__', None) or () if c != type(c)()]
-    named = (getattr(f, '__kwdefaults__', None) or {}).values()
-    return [*cells, *(getattr(f, '__defaults__', None) or ()), *named]
+    keywords = (getattr(f, '__kwdefaults__', None) or {}).values()
+    return [*cells, *(getattr(f, '__defaults__', None) or ()), *keywords]
 
 # %% ../../nbs/ground/fingerprint.ipynb #038fdb84
 def describe(
@@ -37,7 +37,7 @@ def describe(
     still=False, # leave out what a function may count or collect with: whole numbers, lists and tensors that it reaches
 ) -> str:
     "A text that describes `v`, as far as possible the same in every process with this Python and this torch."
-    inside, kept = partial(describe, deep=deep-1, still=still), lambda u: not still or _constant(u)
+    inside, keep = partial(describe, deep=deep-1, still=still), lambda u: not still or _constant(u)
     match v:
         case torch.Tensor(): return f'{list(v.shape)} {checksum(v)}'
         case None | bool() | int() | float() | complex() | str() | bytes(): return repr(v)
@@ -48,9 +48,9 @@ def describe(
         case partial(): return inside([v.func, v.args, v.keywords])
     code = getattr(v, '__code__', v)
     if not hasattr(code, 'co_code'): # an object, or a function written in C
-        own = {k: u for k, u in getattr(v, '__dict__', {}).items() if kept(u)}
+        own = {k: u for k, u in getattr(v, '__dict__', {}).items() if keep(u)}
         return f"{getattr(v, '__qualname__', type(v).__qualname__)} {inside(own)}"
-    parts = [code.co_names, code.co_consts, list(filter(kept, held_values(v))), getattr(v, '__self__', None)]
+    parts = [code.co_names, code.co_consts, list(filter(keep, held_values(v))), getattr(v, '__self__', None)]
     return f'{code.co_name} {zlib.crc32(code.co_code):08x} {inside(parts)}'
 
 # %% ../../nbs/ground/fingerprint.ipynb #22729270

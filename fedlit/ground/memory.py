@@ -16,12 +16,12 @@ def _c_library(name):
     try: return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError): return None
 
-_held, _lock = 0, threading.Lock() # how many holds are open
+_holds, _lock = 0, threading.Lock() # how many holds are open
 
 def hold_memory():
     "Ask glibc to keep freed memory for the next tensor, in one arena for all threads; no effect on other systems."
-    global _held
-    with _lock: _held += 1
+    global _holds
+    with _lock: _holds += 1
     if mallopt := _c_library('mallopt'):
         mallopt(-4, 0)         # M_MMAP_MAX: no separate block from the system for a large tensor,
         mallopt(-1, 2**31 - 1) # M_TRIM_THRESHOLD: no memory goes back by itself,
@@ -30,9 +30,9 @@ def hold_memory():
 # %% ../../nbs/ground/memory.ipynb #e75edfb3
 def release_memory():
     "Undo `hold_memory`, unless another hold is open, and give unused memory back to the system."
-    global _held
-    with _lock: _held = max(_held - 1, 0)
-    if not _held and (mallopt := _c_library('mallopt')):
+    global _holds
+    with _lock: _holds = max(_holds - 1, 0)
+    if not _holds and (mallopt := _c_library('mallopt')):
         mallopt(-4, 65536)     # glibc's defaults: large tensors get blocks of their own, which go back when freed
         mallopt(-1, 128*1024)
         mallopt(-8, 0)
@@ -54,7 +54,7 @@ def memory_held(device):
 @contextmanager
 def memory_lent(device):
     "A `with` block inside a hold, for the caller's own code: its large tensors get blocks of their own, as usual."
-    mallopt = device == 'cpu' and _held == 1 and _c_library('mallopt')
+    mallopt = device == 'cpu' and _holds == 1 and _c_library('mallopt')
     if mallopt: mallopt(-4, 65536)
     try: yield
     finally:

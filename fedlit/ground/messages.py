@@ -19,16 +19,16 @@ from math import isfinite, isnan
 # %% ../../nbs/ground/messages.ipynb #36be31a1
 def check_names(
     name,  # name of what was called, such as a method
-    known, # list of the names that it takes
+    names, # list of the names that it takes
     kw,    # keyword arguments of the call
     what='hyperparameter', # what such a name is called in the error
 ):
     "Refuse a keyword argument that what was called does not take; the error suggests a similar one."
     for k in kw:
-        if k not in known:
-            near = get_close_matches(k, known, 1, 0)
+        if k not in names:
+            near = get_close_matches(k, names, 1, 0)
             raise TypeError(f"{name} has no {what} {k!r}{f'; did you mean {near[0]!r}?' if near else ''}"
-                            f" It has: {', '.join(known) or 'none'}")
+                            f" It has: {', '.join(names) or 'none'}")
 
 # %% ../../nbs/ground/messages.ipynb #msgname2
 def match_name(
@@ -40,21 +40,21 @@ def match_name(
     "The name that `text` is or means: case, dashes, underscores and spaces do not matter."
     if text in names: return text
     plain = lambda v: str(v).lower().replace('-', '').replace('_', '').replace(' ', '')
-    found = {plain(k): k for k in names}
-    if plain(text) in found: return found[plain(text)]
-    near = [found[k] for k in get_close_matches(plain(text), found, 3, alike)]
+    matches = {plain(k): k for k in names}
+    if plain(text) in matches: return matches[plain(text)]
+    near = [matches[k] for k in get_close_matches(plain(text), matches, 3, alike)]
     raise ValueError(f"no {what} is called {text!r}; "
                      + (f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(sorted(names))}"))
 
 def unknown_name(
     what,  # what is named, such as 'method'
     name,  # as the user wrote it
-    known, # the names to choose from
+    names, # the names to choose from
 ):
     "A ValueError for an unknown name, which suggests similar ones."
-    near = get_close_matches(str(name), list(map(str, known)), 3, .3)
+    near = get_close_matches(str(name), list(map(str, names)), 3, .3)
     return ValueError(f"no {what} {name!r}" + (f"; did you mean {', '.join(near)}?" if near
-                                               else f"; there are {', '.join(map(str, known))}"))
+                                               else f"; there are {', '.join(map(str, names))}"))
 
 # %% ../../nbs/ground/messages.ipynb #msgname4
 def check_record(
@@ -116,12 +116,12 @@ def coerce_fields(
 ):        # the same, after which every number has the type that its field declares
     "Make a method print and compare alike however its arguments were written, and refuse those of a wrong kind."
     @wraps(init)
-    def made(self, *args, **kw):
+    def coerce(self, *args, **kw):
         cls, names = type(self).__name__, [f.name for f in fields(self)]
         check_names(cls, names, kw)
-        given = {**dict(zip(names, args)), **kw}
+        arguments = {**dict(zip(names, args)), **kw}
         for f in fields(self):
-            v = given.get(f.name, f.default)
+            v = arguments.get(f.name, f.default)
             wrong = _list_error(f, v) or _unlike(f, v := as_declared(f, v))
             if wrong: raise TypeError(f"{cls}: {f.name}={v!r}{wrong}")
         init(self, *args, **kw)
@@ -130,7 +130,7 @@ def coerce_fields(
             odd = isnan if f.name in self.endless else lambda x: not isfinite(x)
             if _kind(f) and any(isinstance(x, float) and odd(x) for x in (v if isinstance(v, tuple) else (v,))):
                 raise ValueError(f"{cls}: {f.name}={v!r}, but it must be finite")
-    return made
+    return coerce
 
 # %% ../../nbs/ground/messages.ipynb #40124bcb
 # settings of a class, not hyperparameters
@@ -153,8 +153,8 @@ def check_class(
                         "mu: float = .1, and say what they must be, ranges = dict(mu='at least 0')")
     for name, v in vars(cls).items():
         if name.startswith('_') or name in inspect.get_annotations(cls): continue
-        inherited = any(hasattr(b, name) for b in cls.__mro__[1:])
-        if inspect.isfunction(v) and name not in (*hooks, *EXTRA_METHODS, *cls.helpers) and not inherited:
+        in_base = any(hasattr(b, name) for b in cls.__mro__[1:])
+        if inspect.isfunction(v) and name not in (*hooks, *EXTRA_METHODS, *cls.helpers) and not in_base:
             raise TypeError(f"{cls.__name__}.{name} is not a hook; did you mean "
                             f"{get_close_matches(name, hooks, 1, 0)[0]}? The hooks are {', '.join(hooks)}; "
                             f"the name of a helper begins with _ or stands in the class's `helpers`")
@@ -208,12 +208,12 @@ def or_buffers(form): # form: the check of the first value
         isinstance(out, tuple) and len(out) == 2 and form(out[0], offer) and isinstance(out[1], dict))
 
 # %% ../../nbs/ground/messages.ipynb #msgans04
-def _other_names(first, given, more, offer):
-    if given not in offer: return ''
-    if lack := sorted(set(offer[given]) - set(first)):
-        return f"nothing for {lack[0]}{f' and {len(lack) - 1} more' if lack[1:] else ''}; begin with {{**{given}, ...}}"
-    odd = [] if more else sorted(set(first) - set(offer[given]))
-    return f"something for {odd[0]}, which is not in `{given}`" if odd else ''
+def _other_names(first, like, more, offer):
+    if like not in offer: return ''
+    if lack := sorted(set(offer[like]) - set(first)):
+        return f"nothing for {lack[0]}{f' and {len(lack) - 1} more' if lack[1:] else ''}; begin with {{**{like}, ...}}"
+    odd = [] if more else sorted(set(first) - set(offer[like]))
+    return f"something for {odd[0]}, which is not in `{like}`" if odd else ''
 
 def _other_memory(values, place, offer):
     if place is None: return ''
@@ -246,14 +246,14 @@ def _room(v): return f"{str(v.dtype).removeprefix('torch.')} of shape {tuple(v.s
 
 def _order(t): return t.is_complex, t.is_floating_point, str(t) != 'torch.bool' # t: dtype; complex ones come last
 
-def _misfit(new, old, made):
+def _misfit(new, old, phrase):
     "The first leaf of `new` that has no place in `old`, or would be rounded or repeated there; '' if there is none."
     new, old = _flat(new), _flat(old)
     def fits(k): # torch.can_cast is no operation of a recording
         a, b = new.get(k), old.get(k)
         return a is not None and b is not None and a.shape == b.shape and _order(a.dtype) <= _order(b.dtype)
     odd = sorted(k for k in {*new, *old} if not fits(k))
-    return f"{_room(new.get(odd[0]))} as {odd[0]}, but {made} {_room(old.get(odd[0]))}" if odd else ''
+    return f"{_room(new.get(odd[0]))} as {odd[0]}, but {phrase} {_room(old.get(odd[0]))}" if odd else ''
 
 def _no_tensors(values, places): return next(filter(None, (_no_tensor(values[i]) for i in places if values[i:])), '')
 
@@ -272,17 +272,17 @@ def other_rows(out, offer):
 # packages whose frames may lie between fedlit's
 _BETWEEN = 'fedlit', 'dataclasses', 'contextlib', 'torch', 'pandas', 'multiprocessing', 'concurrent', 'threading'
 
-def warn(said): # what happened, and what it means
+def warn(message): # what happened, and what it means
     "Warn at the line outside fedlit that led here."
     frame, level = sys._getframe(1), 2
     while frame and frame.f_globals.get('__name__', '').partition('.')[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
-    warnings.warn(said, stacklevel=level)
+    warnings.warn(message, stacklevel=level)
 
 # %% ../../nbs/ground/messages.ipynb #da1d6b87
 def hide_lines_of_warnings():
     "From now on, this process prints a warning without the line that led to it."
-    warnings.formatwarning = lambda said, kind, *_: f'{kind.__name__}: {said}\n'
+    warnings.formatwarning = lambda text, kind, *_: f'{kind.__name__}: {text}\n'
 
 # %% ../../nbs/ground/messages.ipynb #f3a5b816
 def first_line(

@@ -49,13 +49,13 @@ def _fetch(name):
             f"or `fedlit run --data {name} --root FOLDER --download` once, or put the published files there")
 
 def _check_files(name, where): # the names of its files; refuse a folder that lacks one or has a damaged one
-    known = {f: sha256 for f, (sha256, url) in _sources(name).items() if not url}
-    if any(not (where / f).is_file() for f in known):
-        raise not_there(name, where, f"{_fetch(name)}: {', '.join(known)}")
-    if bad := [f for f, sha256 in known.items() if digest(where / f) != sha256]:
+    sums = {f: sha256 for f, (sha256, url) in _sources(name).items() if not url}
+    if any(not (where / f).is_file() for f in sums):
+        raise not_there(name, where, f"{_fetch(name)}: {', '.join(sums)}")
+    if bad := [f for f, sha256 in sums.items() if digest(where / f) != sha256]:
         raise ValueError(f"{name}: a file in {where.absolute()} is damaged: {', '.join(bad)}; "
                          "delete the folder and fetch it again")
-    return known
+    return sums
 
 def _cifar(name, top, labels, root, download=False): # labels: the name under which the classes are listed
     where = _unpack_source(name, root, top) if download else root / top
@@ -74,13 +74,13 @@ def _quad(name, where, split="balanced"): # fetch the missing files
     if name == "emnist":
         names = [f"emnist-{split}-{half}-{what}-ubyte"
                  for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
-        packed = lambda f: _unpack_source(name, where, "gzip") / f"{f}.gz"
+        get = lambda f: _unpack_source(name, where, "gzip") / f"{f}.gz"
     else:
-        names = known = _sources(name)
-        packed = lambda f: fetch(known[f][1], where / f"{f}.gz", known[f][0])
+        names = sources = _sources(name)
+        get = lambda f: fetch(sources[f][1], where / f"{f}.gz", sources[f][0])
     for f in names:
         if (where / f).is_file(): continue
-        with gzip.open(packed(f)) as raw: write_file(where / f, iter(lambda: raw.read(2**20), b""))
+        with gzip.open(get(f)) as raw: write_file(where / f, iter(lambda: raw.read(2**20), b""))
 
 def _torchvision(name, cls, root, download, **kw): # -> torchvision's train and test data sets
     "Both halves through torchvision's own reader, with errors that say what to do."
@@ -131,8 +131,8 @@ def _picture(path, size): # file -> (3, size, size) uint8; an error names the fi
                 with _large if many > _LARGE else nullcontext(): return _rgb(image, size)
         except Exception as e:
             if isinstance(e, MemoryError) or getattr(e, "errno", None): raise
-            said = str(e).replace(str(path), "the file").partition(chr(10))[0]
-            raise ValueError(f"{path} is damaged, too large, or no picture: {said}") from e
+            reason = str(e).replace(str(path), "the file").partition(chr(10))[0]
+            raise ValueError(f"{path} is damaged, too large, or no picture: {reason}") from e
 
 def _read_images(paths, size): # files -> (N, 3, size, size) uint8
     from concurrent.futures import ThreadPoolExecutor
@@ -149,8 +149,8 @@ def folders_in(path):
 def _is_picture(path): return path.suffix.lower() in (".jpg", ".jpeg", ".png")
 
 def _pictures(path): # the pictures of a class; an error if there are none
-    found = sorted(p for p in path.iterdir() if _is_picture(p) and p.name[0] != ".") if path.is_dir() else []
-    if found: return found
+    paths = sorted(p for p in path.iterdir() if _is_picture(p) and p.name[0] != ".") if path.is_dir() else []
+    if paths: return paths
     bare = next((p for p in folders_in(path.parent) if not folders_in(p)), None) if folders_in(path) else None
     if bare:
         raise ValueError(f"{path} has no pictures but folders, as that of an owner, and {bare} has no folders; "
@@ -163,9 +163,9 @@ def _lines(path): # the lines of a list of files, numbered from 1; an error if t
     if not lines: raise ValueError(f"{path} is empty; it must list pictures and their classes")
     return lines
 
-def _below(base, name, listed, n): # the path of a picture that line n of a list names
+def _below(base, name, listing, n): # the path of a picture that line n of a list names
     if ".." in Path(name).parts or Path(name).is_absolute():
-        raise ValueError(f"{listed}, line {n}: {name[:80]!r} leads out of the folder")
+        raise ValueError(f"{listing}, line {n}: {name[:80]!r} leads out of the folder")
     return base / name
 
 # %% ../../nbs/ground/readers.ipynb #58e0d0aa
@@ -188,39 +188,39 @@ def read_pictures(
 
 # %% ../../nbs/ground/readers.ipynb #be026e16
 def pictures_in(
-    base,  # Path of a folder of classes
-    owned, # is it a folder of owners, each with folders of classes?
+    base, # Path of a folder of classes
+    by_owner, # is it a folder of owners, each with folders of classes?
 ): # list of (path, label, owner), names of the classes, and of the owners or None
     "List the pictures in a folder."
     parts = folders_in(base)
-    each = [(k, c) for k, p in enumerate(parts) for c in (folders_in(p) if owned else [p])]
+    each = [(k, c) for k, p in enumerate(parts) for c in (folders_in(p) if by_owner else [p])]
     names = sorted({c.name for _, c in each})
-    rows = [(f, names.index(c.name), k*owned) for k, c in each for f in _pictures(c)]
+    rows = [(f, names.index(c.name), k*by_owner) for k, c in each for f in _pictures(c)]
     read, classes = {f for f, *_ in rows}, {c: folders_in(c) for _, c in each}
     is_other = lambda f: (_is_picture(f) or f.parent in classes) and f not in read and f.name[0] != "." and f.is_file()
     places = dict.fromkeys([base, *parts, *classes, *(p for inner in classes.values() for p in inner)])
     if others := [f for p in places for f in sorted(filter(is_other, p.iterdir()))]:
         warn(f"{len(others)} files are not read, first {others[0]}; pictures must be .jpg, .jpeg or .png, "
              "in the folder of a class")
-    return rows, names, [p.name for p in parts] if owned else None
+    return rows, names, [p.name for p in parts] if by_owner else None
 
 # %% ../../nbs/ground/readers.ipynb #d2b00a7c
 def _tiny_imagenet(root, download=False):
     base = _unpack_source("tiny_imagenet", root, "tiny-imagenet-200") if download else root / "tiny-imagenet-200"
     wnids = [p.name for p in folders_in(base / "train")]
-    listed = base / "val" / "val_annotations.txt"
-    if not wnids or not listed.is_file():
+    listing = base / "val" / "val_annotations.txt"
+    if not wnids or not listing.is_file():
         raise not_there("tiny_imagenet", base, "Call load('tiny_imagenet', root=..., download=True) once, "
                        "or unpack tiny-imagenet-200.zip there: "
                        "train/<wnid>/images/*.JPEG, val/images/*.JPEG, val/val_annotations.txt")
     train = [(p, k) for k, wnid in enumerate(wnids) for p in _pictures(base / "train" / wnid / "images")]
     test = []
-    for n, line in _lines(listed):
+    for n, line in _lines(listing):
         f, wnid, *_ = (*line.split("\t"), "", "")
         if wnid not in wnids:
-            raise ValueError(f"{listed}, line {n}: {line[:80]!r} is not a picture, a tab and one of the "
+            raise ValueError(f"{listing}, line {n}: {line[:80]!r} is not a picture, a tab and one of the "
                              f"{len(wnids)} classes of {base / 'train'}")
-        test.append((_below(base / "val" / "images", f, listed, n), wnids.index(wnid)))
+        test.append((_below(base / "val" / "images", f, listing, n), wnids.index(wnid)))
     return read_pictures(train, test, 64, wnids)
 
 # %% ../../nbs/ground/readers.ipynb #1de66f73
@@ -254,9 +254,9 @@ def _leaf_part(name, folder): # -> samples, labels and users, a list each
                                  f"data/{name}/data/train/*.json and test/*.json, below LEAF's own folder")
     xs, ys, users = [], [], []
     for file in files:
-        with guard_file(file): said = json.loads(file.read_text("utf-8"))
-        for user in said["users"]:
-            own = said["user_data"][user]
+        with guard_file(file): content = json.loads(file.read_text("utf-8"))
+        for user in content["users"]:
+            own = content["user_data"][user]
             xs, ys, users = xs + own["x"], ys + own["y"], users + [user]*len(own["y"])
     return xs, ys, users
 
@@ -294,8 +294,8 @@ def _digit_images(x): # (N, H, W, C), 0 to 255 -> (N, 3, 28, 28) bytes
 def _digits5(root, download=False):
     base = next((root / p for p in ("digits5", "Digit-Five", "DigitFive") if (root / p).is_dir()), root / "digits5")
     files = {f for both in _DIGITS5.values() for f in both}
-    if lost := sorted(f for f in files if not (base / f"{f}.mat").is_file()):
-        raise not_there("digits5", base, f"Put the files of Digit-Five there: {', '.join(f'{f}.mat' for f in lost)}")
+    if missing := sorted(f for f in files if not (base / f"{f}.mat").is_file()):
+        raise not_there("digits5", base, f"Put the files of Digit-Five there: {', '.join(f'{f}.mat' for f in missing)}")
     out = {}
     for h, part in enumerate(("train", "test")):
         each = [_from_mat(base / f"{both[h]}.mat", d, part) for d, both in _DIGITS5.items()]

@@ -27,7 +27,7 @@ class Rewritten(TorchFunctionMode):
         before, self.relu, kwargs = self.relu, None, kwargs or {}
         if f is F.linear: return _linear(*args, **kwargs)
         if f is F.embedding and self.stack: return _embedding(*args, **kwargs)
-        if self.stack and (asked := _norm_args(f, args, kwargs)) and _better(asked['input']): return _batch_norm(asked)
+        if self.stack and (kw := _norm_args(f, args, kwargs)) and _better(kw['input']): return _batch_norm(kw)
         if before and f in _POOLS and args and args[0] is before[1]: return F.relu(f(before[0], *args[1:], **kwargs))
         out = f(*args, **kwargs)
         if f in _RELUS and args and out is not args[0]: self.relu = args[0], out
@@ -55,9 +55,9 @@ def _normalise(x, u, w, b, eps, over): # `over`: the dimensions of samples and p
     y = y*(s := (var + eps).rsqrt())
     return y*w + b, y, s, mean, var
 
-def _slope(saved, over, g, of_y, of_s):
+def _slope(tensors, over, g, of_y, of_s):
     "The gradients of x, w and b from those of w y + b, y and s, some of which may be None."
-    u, w, y, s = saved
+    u, w, y, s = tensors
     def at_x(g, first, second): return g - u*(y*second + first) # the formula without s
     def sums(g): return g.sum(over, True), (g*y).sum(over, True)
     g = torch.zeros_like(y) if g is None else g
@@ -92,39 +92,39 @@ def _better(x): return x.is_cpu # is our BatchNorm the faster one in a stack? On
 
 def _norm_args(f, args, kwargs):
     "The arguments of a BatchNorm that trains on more than one number per channel, by name; else {}."
-    asked = {**dict(zip(_BATCHNORM, args)), **(kwargs or {})} if f is F.batch_norm else {}
-    return asked if asked.get('training') and asked['input'].numel() > asked['input'].shape[1] else {}
+    kw = {**dict(zip(_BATCHNORM, args)), **(kwargs or {})} if f is F.batch_norm else {}
+    return kw if kw.get('training') and kw['input'].numel() > kw['input'].shape[1] else {}
 
 class _MaskedBatchNorm(TorchFunctionMode):
     def __init__(self, valid):
         super().__init__()
-        self.valid, self.known = valid, {}
+        self.valid, self.cache = valid, {}
     def __torch_function__(self, f, types, args=(), kwargs=None):
-        asked = _norm_args(f, args, kwargs)
-        here = asked and len(asked['input']) == len(self.valid) # otherwise its rows are not samples
-        return _batch_norm(asked, self) if here else f(*args, **(kwargs or {}))
+        kw = _norm_args(f, args, kwargs)
+        here = kw and len(kw['input']) == len(self.valid) # otherwise its rows are not samples
+        return _batch_norm(kw, self) if here else f(*args, **(kwargs or {}))
     def weights(self, x): # u, and n/(n - 1), once for all layers of a kind
-        if (kind := (x.dtype, x.shape[2:])) not in self.known:
+        if (kind := (x.dtype, x.shape[2:])) not in self.cache:
             r = self.valid.to(x.dtype).view(-1, *(1,)*(x.dim()-1))
             n = r.sum()*x[0, 0].numel()
-            self.known[kind] = r/n, n/(n-1)
-        return self.known[kind]
+            self.cache[kind] = r/n, n/(n-1)
+        return self.cache[kind]
 
 # %% ../../nbs/ground/stacks.ipynb #cbb2e886
-def _batch_norm(asked, among=None):
-    "`F.batch_norm(**asked)` over the real samples."
-    given, weight, bias, momentum = asked['input'], asked.get('weight'), asked.get('bias'), asked.get('momentum', .1)
-    x = given if given.dtype == torch.double else given.float()
+def _batch_norm(kw, among=None):
+    "`F.batch_norm(**kw)` over the real samples."
+    raw, weight, bias, momentum = kw['input'], kw.get('weight'), kw.get('bias'), kw.get('momentum', .1)
+    x = raw if raw.dtype == torch.double else raw.float()
     one, wide, over = (1,)*x.dim(), (1, -1) + (1,)*(x.dim()-2), (-x.dim(), *range(2-x.dim(), 0))
     n = x[:, 0].numel()
-    u, unbiased = among.weights(x) if among else (x.new_full(one, 1/n), n/(n-1))
+    u, bessel = among.weights(x) if among else (x.new_full(one, 1/n), n/(n-1))
     w, b = (x.new_full(one, i) if v is None else v.view(wide) for i, v in ((1., weight), (0., bias)))
-    out, _, _, mean, var = _Normalised.apply(x, u, w, b, asked.get('eps', 1e-5), over)
-    for k, new in dict(running_mean=mean, running_var=var*unbiased).items():
-        if asked.get(k) is None: continue
-        try: (old := asked[k].view(wide)).add_(new - old, alpha=momentum)
+    out, _, _, mean, var = _Normalised.apply(x, u, w, b, kw.get('eps', 1e-5), over)
+    for k, new in dict(running_mean=mean, running_var=var*bessel).items():
+        if kw.get(k) is None: continue
+        try: (old := kw[k].view(wide)).add_(new - old, alpha=momentum)
         except RuntimeError as e: raise RuntimeError(f'{k} is one for all clients and would be updated in place') from e
-    return out.to(given.dtype)
+    return out.to(raw.dtype)
 
 # %% ../../nbs/ground/stacks.ipynb #bee26fc2
 def has_batchnorm(

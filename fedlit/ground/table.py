@@ -32,16 +32,16 @@ def free_memory():
         with open('/proc/meminfo') as f:
             free = next(int(l.split()[1])*1024 for l in f if l.startswith('MemAvailable'))
     except OSError: return 8*2**30
-    try: limit, used, of = (open(f'/sys/fs/cgroup/memory.{k}').read().strip() for k in ('max', 'current', 'stat'))
+    try: limit, usage, of = (open(f'/sys/fs/cgroup/memory.{k}').read().strip() for k in ('max', 'current', 'stat'))
     except OSError: return free
     if limit == 'max': return free
     files = sum(int(l.split()[1]) for l in of.splitlines() if l.startswith(('active_file ', 'inactive_file ')))
-    return max(0, min(free, int(limit) - int(used) + files))
+    return max(0, min(free, int(limit) - int(usage) + files))
 
 def memory_budget():
     "Bytes of memory that a table's rows may take: FEDLIT_MEMORY if it is set, else half of `free_memory()`."
-    said = os.environ.get('FEDLIT_MEMORY')
-    return int(float(said)) if said else free_memory()//2
+    text = os.environ.get('FEDLIT_MEMORY')
+    return int(float(text)) if text else free_memory()//2
 
 # %% ../../nbs/ground/table.ipynb #a640f657
 class Store:
@@ -87,12 +87,12 @@ def _call(self:Store, what, at, x):
 @patch
 def _put(self:Store, data, at):
     "Write the bytes at position `at`; False if there is no room for them."
-    done = 0
+    count = 0
     try:
-        while done < len(data) and (n := self._call('write', at + done, data[done:])): done += n
+        while count < len(data) and (n := self._call('write', at + count, data[count:])): count += n
     except OSError as e:
         if e.errno != errno.ENOSPC: raise
-    return done == len(data)
+    return count == len(data)
 
 @patch
 def _take(self:Store, n, at):
@@ -155,8 +155,8 @@ def _dense(v):
 @patch
 def _at(self:Table, k):
     "Row `k`, in the memory of the CPU."
-    found = self.pages.get(k)
-    return self.row if found is None else found.read(self.row)
+    row = self.pages.get(k)
+    return self.row if row is None else row.read(self.row)
 
 @patch
 def __getitem__(self:Table, i):
@@ -218,16 +218,16 @@ def pack(
     return torch.stack([table.row, *(table._at(k) for k in ks)]), torch.tensor(ks, dtype=torch.long)
 
 def unpack(
-    held,         # (1 + W, ...), the default row first
+    rows,         # (1 + W, ...), the default row first
     numbers,      # (W,) indices of the written rows
     clients,      # int, how many rows the table has
     device='cpu', # where rows are read to
     store=None,   # Store; None: one of its own
 ) -> Table:
     "The table whose content `pack` returned."
-    table = Table(held[0], clients, store)
+    table = Table(rows[0], clients, store)
     table.device = torch.device(device)
-    table[numbers.tolist()] = held[1:]
+    table[numbers.tolist()] = rows[1:]
     return table
 
 @patch

@@ -25,7 +25,7 @@ class Dial:
     "A number that is recorded as code, such as `-lr`, and computed from the numbers that a recording is bound to."
     code: str
 
-_turned = threading.local()
+_dials = threading.local()
 
 @contextmanager
 def dial(
@@ -33,12 +33,12 @@ def dial(
     number, # its current value
 ):
     "A context in which an operation's argument that equals `number` is recorded as `code`."
-    _turned.now = code, number
+    _dials.now = code, number
     try: yield
-    finally: _turned.now = None
+    finally: _dials.now = None
 
 def _by_name(v):
-    now = getattr(_turned, 'now', None)
+    now = getattr(_dials, 'now', None)
     return Dial(now[0]) if now and type(v) in (int, float) and v == now[1] else v
 
 # %% ../../nbs/ground/tape.ipynb #ab97c7de
@@ -104,7 +104,7 @@ def _layout(v): return v.shape, v.stride(), v.dtype, v.device
 class _Names:
     "Names for tensors and constants, and the values that the code needs."
     def __init__(self, inputs):
-        self.of, self.root, self.views, self.given, self.used = {}, {}, {}, {}, None
+        self.of, self.root, self.views, self.values, self.uses = {}, {}, {}, {}, None
         for v in inputs: self.new(v, 'i')
     def new(self, v, kind, root=None):
         self.of[id(v)] = name = f'{kind}{len(self.of)}'
@@ -117,8 +117,8 @@ class _Names:
         if isinstance(v, Dial): return f'({v.code})'
         if isinstance(v, float) and not isfinite(v): return f"float('{v}')"
         if v is None or isinstance(v, (bool, int, float, str)): return repr(v)
-        if id(v) not in self.of: self.given[self.new(v, 'k')] = v
-        self.used.add(self.of[id(v)])
+        if id(v) not in self.of: self.values[self.new(v, 'k')] = v
+        self.uses.add(self.of[id(v)])
         return self.of[id(v)]
 
 # %% ../../nbs/ground/tape.ipynb #3897bd1f
@@ -135,9 +135,9 @@ class _Line:
 # %% ../../nbs/ground/tape.ipynb #19029191
 class _Door(Dispatch):
     "Records the first operation that arrives, with its arguments, and does not run it."
-    seen = ()
+    call = ()
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.seen = op, args, kwargs or {}
+        self.call = op, args, kwargs or {}
         raise InterruptedError
 
 def _identical(a, b):
@@ -156,68 +156,68 @@ def _way(op, args, kwargs):
     for home in (torch.Tensor, torch) if op.namespace == 'aten' else (): # the last that fits counts
         if not (f := getattr(home, name, None)): continue
         with torch.no_grad(), suppress(Exception), _Door() as door: f(*call[1], **call[2])
-        if _identical(call, door.seen): _ways[key] = f
+        if _identical(call, door.call): _ways[key] = f
     return _ways[key]
 
 # %% ../../nbs/ground/tape.ipynb #dc344879
-def _write_backs(calls, written, returned):
+def _write_backs(calls, writes, results):
     "The ids of copies that are changed and then written back to their originals, which nothing uses meanwhile."
-    made = {id(out): i for i, (op, _, _, out) in enumerate(calls) if op is torch.ops.aten.clone.default}
-    back = [(made[id(args[1])], j, *args[:2]) for j, (op, args, _, _) in enumerate(calls)
-            if op is torch.ops.aten.copy_.default and id(args[1]) in made]
-    touched = [{_memory(v) for v in _tensors([args, list(kwargs.values()), out])}
-               for _, args, kwargs, out in calls] if back else []
-    def seen(v, steps): return any(_memory(v) in memory for memory in steps)
+    copies = {id(out): i for i, (op, _, _, out) in enumerate(calls) if op is torch.ops.aten.clone.default}
+    back = [(copies[id(args[1])], j, *args[:2]) for j, (op, args, _, _) in enumerate(calls)
+            if op is torch.ops.aten.copy_.default and id(args[1]) in copies]
+    uses = [{_memory(v) for v in _tensors([args, list(kwargs.values()), out])}
+            for _, args, kwargs, out in calls] if back else []
+    def appears(v, steps): return any(_memory(v) in memory for memory in steps)
     def same(u, v): return u.data_ptr() == v.data_ptr() and _layout(u) == _layout(v)
     return {id(new) for i, j, old, new in back
-            if same(calls[i][1][0], old) and _layout(old) == _layout(new) and _memory(new) in written - returned
-            and not seen(old, touched[i+1:j]) and not seen(new, touched[j+1:])}
+            if same(calls[i][1][0], old) and _layout(old) == _layout(new) and _memory(new) in writes - results
+            and not appears(old, uses[i+1:j]) and not appears(new, uses[j+1:])}
 
 # %% ../../nbs/ground/tape.ipynb #0b3e7c06
-def _lines(calls, names, lasting, returning):
-    "The calls as lines, without those whose result has a name already; `lasting`: memory that is written or returned."
+def _lines(calls, names, effects, write_backs):
+    "The calls as lines, without those whose result has a name already; `effects`: memory that is written or returned."
     for op, args, kwargs, out in calls:
         if op is torch.ops.aten.copy_.default and names.of.get(id(args[0])) == names.of.get(id(args[1]), ''): continue
-        names.used, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
+        names.uses, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
         copies = op is torch.ops.aten.clone.default and _layout(out) == _layout(base)
         # nothing can tell that it is no copy
-        if copies and (id(out) in returning or not lasting & {_memory(base), _memory(out)}):
-            yield from _left_out(names, op, base, out, id(out) in returning)
+        if copies and (id(out) in write_backs or not effects & {_memory(base), _memory(out)}):
+            yield from _skip_copy(names, op, base, out, id(out) in write_backs)
             continue
         is_view = (base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0
                    and _memory(outs[0]) == _memory(base))
         root = names.root[names(base)] if is_view else None
-        if is_view and (known := names.views.get((root, *names.view(names(base), outs[0])[1:]))):
-            names.of[id(out)] = known
+        if is_view and (name := names.views.get((root, *names.view(names(base), outs[0])[1:]))):
+            names.of[id(out)] = name
             continue
         arguments = [*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())]
         # what is written in place already has a name
-        made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of}
-        code = _code(names, _targets(out, made), arguments, args, kwargs, op)
+        results = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of}
+        code = _code(names, _targets(out, results), arguments, args, kwargs, op)
         memory, reads = (set(), set()) if is_view else ({_memory(o) for o in outs},
                                                         {_memory(v) for v in _tensors([args, list(kwargs.values())])})
-        yield _Line(op, code, set(made.values()), names.used, memory, reads, (args, kwargs, out))
+        yield _Line(op, code, set(results.values()), names.uses, memory, reads, (args, kwargs, out))
 
 # %% ../../nbs/ground/tape.ipynb #567b30a5
-def _left_out(names, op, base, out, returns):
+def _skip_copy(names, op, base, out, returns):
     "Give a copy the name of `base`; or a line of its own if an input may begin elsewhere in memory than a copy does."
     root = names.root[names(base)]
     if returns or root[0] != 'i' and _place(base) == _place(out): names.of[id(out)] = names(base)
     else:
-        names.given['at_edge'], made = _at_edge, names.new(out, 'a')
-        yield _Line(op, f'{made} = at_edge({names(base)})', {made}, names.used, {_memory(out)}, {_memory(base)},
+        names.values['at_edge'], name = _at_edge, names.new(out, 'a')
+        yield _Line(op, f'{name} = at_edge({names(base)})', {name}, names.uses, {_memory(out)}, {_memory(base)},
                     ((base,), {}, out))
 
 # %% ../../nbs/ground/tape.ipynb #9e60e2d8
-def _targets(out, made):
+def _targets(out, results):
     "The left side of a line: the names of new results, `_` for those that have a name."
-    if not made: return ''
+    if not results: return ''
     many = isinstance(out, (tuple, list))
-    return ', '.join(made.get(id(o), '_') for o in (out if many else [out])) + (',' if many else '') + ' = '
+    return ', '.join(results.get(id(o), '_') for o in (out if many else [out])) + (',' if many else '') + ' = '
 
 def _code(names, targets, arguments, args, kwargs, op):
     way, name = _way(op, args, kwargs), str(op).replace('.', '_')
-    names.given[name] = way if names.given.get(name, way) is way else op # the operation takes arguments of all types
+    names.values[name] = way if names.values.get(name, way) is way else op # the operation takes arguments of all types
     return f"{targets}{name}({', '.join(arguments)})"
 
 # %% ../../nbs/ground/tape.ipynb #d8ffa4e7
@@ -234,11 +234,11 @@ def memory_written(
     return {_memory(t) for op, args, kwargs, _ in calls for i, name in _writes(op)
             for t in _tensors(args[i] if i < len(args) else kwargs.get(name))}
 
-def _invariant(lines, steady, touched):
+def _invariant(lines, steady, effects):
     "Split the lines: those that depend on `steady` names only, and the others."
     once, again = [], []
     for line in lines:
-        keep = not _acts(line.op) and line.used <= steady and not (line.memory | line.reads) & touched
+        keep = not _acts(line.op) and line.used <= steady and not (line.memory | line.reads) & effects
         (once if keep else again).append(line)
         if keep: steady |= line.made
     return once, again
@@ -246,12 +246,12 @@ def _invariant(lines, steady, touched):
 # %% ../../nbs/ground/tape.ipynb #fb6432f6
 def _live_lines(lines, live):
     "The lines that are needed, in order, and the names that nothing uses after each; `live` grows by all they use."
-    needed = []
+    pairs = []
     for line in reversed(lines):
         if not (line.made & live or _acts(line.op)): continue
-        needed.append((line, (line.made | line.used) - live))
+        pairs.append((line, (line.made | line.used) - live))
         live |= line.used
-    return needed[::-1]
+    return pairs[::-1]
 
 def _texts(lines, live, keep=frozenset()):
     "The code of the lines that are needed; names not in `live` or `keep` are deleted after their last use."
@@ -271,21 +271,21 @@ class _Step:
     touched: set  # names of the inputs that it writes to
 
 def _make_step(calls, inputs, outputs, steady):
-    names, touched = _Names(inputs), memory_written(calls)
-    lasting = touched | {_memory(v) for v in outputs}
-    lines = list(_lines(calls, names, lasting, _write_backs(calls, touched, {_memory(v) for v in outputs})))
-    ins, names.used = [names.of[id(v)] for v in inputs], set()
+    names, writes = _Names(inputs), memory_written(calls)
+    effects = writes | {_memory(v) for v in outputs}
+    lines = list(_lines(calls, names, effects, _write_backs(calls, writes, {_memory(v) for v in outputs})))
+    ins, names.uses = [names.of[id(v)] for v in inputs], set()
     names(outputs) # names for outputs that no line has made
-    fixed = {*ins[:steady], *(n for n in names.given if n[0] == 'k')}
+    fixed = {*ins[:steady], *(n for n in names.values if n[0] == 'k')}
     return _Step(names, ins, steady, [names.of[id(v)] for v in outputs],
-                 *_invariant(lines, fixed, lasting),
-                 {n for n, v in zip(ins, inputs) if _memory(v) in touched})
+                 *_invariant(lines, fixed, effects),
+                 {n for n, v in zip(ins, inputs) if _memory(v) in writes})
 
 # %% ../../nbs/ground/tape.ipynb #14d81374
 def _source(step, numbers=()):
     "The source of a function of the steady inputs that returns a function of the other inputs."
     ins, live = step.ins, set(step.outs)
-    stay = frozenset([*ins, *step.names.given, *(n for line in step.once for n in line.made)])
+    stay = frozenset([*ins, *step.names.values, *(n for line in step.once for n in line.made)])
     inner = _texts(step.again, live, stay)
     code = [f"def bind({', '.join([*ins[:step.steady], *numbers])}):", *_texts(step.once, live),
             f"def tape({', '.join(ins[step.steady:])}):", *('    ' + c for c in inner),
@@ -303,7 +303,7 @@ def record(
 ):             # what `f(*trees)` returned, and `bind(*steady, **numbers)(*others)`, or None if it is not repeatable
     "Run `f` once and record what it does."
     out, step = _record_step(f, trees, steady)
-    return out, step and _player(_source(step, numbers), step.names.given, tmap(lambda v: None, out))
+    return out, step and _player(_source(step, numbers), step.names.values, tmap(lambda v: None, out))
 
 # %% ../../nbs/ground/tape.ipynb #f6dce54a
 def _record_step(f, trees, steady):
@@ -313,17 +313,17 @@ def _record_step(f, trees, steady):
     if exits.seen or not all(_repeats(*call) for call in recorder.calls): return out, None
     return out, _make_step(recorder.calls, _flat(inputs), leaves(out), len(_flat(inputs[:steady])))
 
-def _player(source, given, shape):
-    exec(source, given := dict(given))
-    bind = given.pop('bind')
-    def bound(*steady, **numbers):
-        with torch.no_grad(): tape = bind(*_flat(steady), **numbers)
+def _player(source, scope, shape):
+    exec(source, scope := dict(scope))
+    make = scope.pop('bind')
+    def bind(*steady, **numbers):
+        with torch.no_grad(): tape = make(*_flat(steady), **numbers)
         def play(*trees):
             with torch.no_grad(): values = iter(tape(*_flat(trees)))
             return tmap(lambda _: next(values), shape)
         return play
-    bound.source, bound.given, bound.shape = source, given, shape
-    return bound
+    bind.source, bind.values, bind.shape = source, scope, shape
+    return bind
 
 # %% ../../nbs/ground/tape.ipynb #00b050df
 WHOLE = re.compile(r'(?<![\w.])(?<![eE][-+])(\d+)(?![\w.])') # a whole number in a source, not part of a name
@@ -336,13 +336,13 @@ def _row_multiple(a, b, rows):
 
 def _for_any(one, two, *rows): # recordings for stacks of two sizes, and the numbers of their rows
     "One recording for stacks of any size, bound to its `rows`; None if the two differ in anything else."
-    texts, given = [WHOLE.split(b.source) for b in (one, two)], [b.given for b in (one, two)]
+    texts, values = [WHOLE.split(b.source) for b in (one, two)], [b.values for b in (one, two)]
     same = lambda u, v: (u.shape == v.shape and u.dtype == v.dtype and torch.equal(u, v)
                          if isinstance(u, torch.Tensor) and isinstance(v, torch.Tensor) else u == v)
-    if len(texts[0]) != len(texts[1]) or given[0].keys() != given[1].keys(): return None
-    if not all(same(v, given[1][k]) for k, v in given[0].items() if k != '__builtins__'): return None
+    if len(texts[0]) != len(texts[1]) or values[0].keys() != values[1].keys(): return None
+    if not all(same(v, values[1][k]) for k, v in values[0].items() if k != '__builtins__'): return None
     code = [_row_multiple(a, b, rows) for a, b in zip(*texts)]
-    return None if None in code else _player(''.join(code), one.given, one.shape)
+    return None if None in code else _player(''.join(code), one.values, one.shape)
 
 # %% ../../nbs/ground/tape.ipynb #2421bdb1
 class Tapes:
@@ -377,16 +377,16 @@ def bind(self:Tapes,
     "`f(*steady, ...)`, played back if possible."
     if rows: numbers = dict(numbers, rows=rows)
     key = of, (key, tuple(numbers.items()) if self.graphs else ()) # a CUDA graph contains its numbers
-    bound, kind = None, (of, key[1] if kind is None else kind)
+    play, kind = None, (of, key[1] if kind is None else kind)
     def go(*trees):
-        nonlocal bound
+        nonlocal play
         if self.stopped: return f(*steady, *trees)
-        if bound: return bound(*trees)
+        if play: return play(*trees)
         if often and self.compiles: self._compile((key, rows), f, steady, trees, numbers)
-        if callable(kept := self._look_up(key, rows)) and kind in self.believed:
-            bound = kept(*steady, **numbers)
-            return bound(*trees)
-        return self._learn(kept, key, rows, kind, f, steady, trees, numbers)
+        if callable(entry := self._look_up(key, rows)) and kind in self.believed:
+            play = entry(*steady, **numbers)
+            return play(*trees)
+        return self._learn(entry, key, rows, kind, f, steady, trees, numbers)
     return go
 
 # %% ../../nbs/ground/tape.ipynb #c7621fd7
@@ -394,16 +394,16 @@ def bind(self:Tapes,
 def _look_up(self:Tapes, key, rows):
     "What is kept for this number of rows: a recording, 'new', 'seen' if it is to be recorded, None if it cannot be."
     for n in {rows, None}: self._borrow(key, n)
-    kept, any_size = self.kept.get((key, rows), 'new'), self.kept.get((key, None), 'new')
-    if rows is None or kept is None or callable(kept) or any_size is None: return kept
-    return any_size if callable(any_size) else 'seen' if key in self.first else kept
+    entry, any_size = self.kept.get((key, rows), 'new'), self.kept.get((key, None), 'new')
+    if rows is None or entry is None or callable(entry) or any_size is None: return entry
+    return any_size if callable(any_size) else 'seen' if key in self.first else entry
 
 @patch
-def _join(self:Tapes, key, rows, made):
+def _join(self:Tapes, key, rows, tape):
     "Merge this recording with the first of the same key, if there is one and they allow it."
-    n, first = self.first.setdefault(key, (rows, made))
+    n, first = self.first.setdefault(key, (rows, tape))
     if n == rows or (key, None) in self.kept: return
-    self.kept[key, None] = _for_any(first, made, n, rows)
+    self.kept[key, None] = _for_any(first, tape, n, rows)
     if self.kept[key, None]:
         for k in (n, rows):
             self.kept.pop((key, k), None)
@@ -412,24 +412,24 @@ def _join(self:Tapes, key, rows, made):
 
 # %% ../../nbs/ground/tape.ipynb #tapecmp2
 @patch
-def _compare(self:Tapes, kept, kind, f, steady, trees, numbers):
+def _compare(self:Tapes, tape, kind, f, steady, trees, numbers):
     "Run a step that could be played, and play it on copies; its kind is trusted for this round if both agree."
     copy = lambda: [tmap(_likewise, t) for t in steady[:1]] # what `f` writes to
-    mine, exact = copy(), hasattr(kept, 'source') and all(v.is_cpu for v in _flat(trees))
+    mine, exact = copy(), hasattr(tape, 'source') and all(v.is_cpu for v in _flat(trees))
     before = None if exact else copy()
     out = f(*steady, *trees)
-    played = kept(*mine, *steady[1:], **numbers)(*trees)
-    ran, again = _flat([*steady[:1], out]), _flat([*mine, played])
+    replay = tape(*mine, *steady[1:], **numbers)(*trees)
+    ran, again = _flat([*steady[:1], out]), _flat([*mine, replay])
     same = (all(map(_equal, ran, again)) if exact
             else _agree(_flat([*before, tmap(torch.zeros_like, out)]), ran, again))
     if same:
         self.believed.add(kind)
         if exact: return out
         if steady: _copy(steady[:1], mine) # the played result counts
-        return played
-    elif kept in self.borrowed: # it belonged to another step
-        for found in (self.kept, _shelf):
-            for k in [k for k, v in found.items() if v is kept]: del found[k]
+        return replay
+    elif tape in self.borrowed: # it belonged to another step
+        for store in (self.kept, _shelf):
+            for k in [k for k, v in store.items() if v is tape]: del store[k]
     else: self._stop("a recorded step no longer does what the step does: something has changed that is no tensor, such "
                      "as a number that a criterion, a hook or a forward reads from Python")
     return out
@@ -454,11 +454,11 @@ def _equal(u, v): return torch.equal(u, v) or u.is_floating_point() and torch.al
 
 # %% ../../nbs/ground/tape.ipynb #tapecmp4
 @patch
-def _learn(self:Tapes, kept, key, rows, kind, f, steady, trees, numbers):
+def _learn(self:Tapes, entry, key, rows, kind, f, steady, trees, numbers):
     "The result of a step that cannot be played yet: the first time it is run, then recorded, then compared."
-    if kept == 'seen': return self._record(key, rows, f, steady, trees, numbers)
-    if callable(kept): return self._compare(kept, kind, f, steady, trees, numbers)
-    if kept == 'new': self.kept[key, rows] = 'seen'
+    if entry == 'seen': return self._record(key, rows, f, steady, trees, numbers)
+    if callable(entry): return self._compare(entry, kind, f, steady, trees, numbers)
+    if entry == 'new': self.kept[key, rows] = 'seen'
     return f(*steady, *trees)
 
 @patch
@@ -477,13 +477,13 @@ def _watch(self:Tapes, f, *args, **kw):
     "The two results of `f`, the second None if it changes Python's state; checks one step of a round."
     looks = self.state and not self.examined
     before = self.state() if looks else {}
-    out, made = f(*args, **kw)
+    out, step = f(*args, **kw)
     after = self.state() if looks else {}
-    if changed := [k for k in after if before[k] != after[k]]:
-        self._stop(f"a step changes what Python remembers ({', '.join(changed)}), and the same seed may give another "
+    if changes := [k for k in after if before[k] != after[k]]:
+        self._stop(f"a step changes what Python remembers ({', '.join(changes)}), and the same seed may give another "
                    "result with another executor")
     self.examined = True # only now: until then other threads check as well
-    return out, None if self.stopped else made
+    return out, None if self.stopped else step
 
 # %% ../../nbs/ground/tape.ipynb #73edb6fd
 @patch
@@ -520,31 +520,31 @@ def _shelf_key(self:Tapes, key, rows):
 @patch
 def _borrow(self:Tapes, key, rows):
     "Take the recording from the shelf, if nothing is kept yet and there is one."
-    if (key, rows) in self.kept or not (found := _shelf.get(self._shelf_key(key, rows))): return
-    self.kept[key, rows] = found
-    self.borrowed.add(found)
+    if (key, rows) in self.kept or not (tape := _shelf.get(self._shelf_key(key, rows))): return
+    self.kept[key, rows] = tape
+    self.borrowed.add(tape)
 
 @patch
 def _lend(self:Tapes, key, rows):
     "Put a recording on the shelf, if it may be shared."
-    made, place = self.kept[key, rows], self._shelf_key(key, rows)
-    if not place or not all(_is_shareable(k, v) for k, v in made.given.items()): return
-    _shelf[place] = made
+    tape, place = self.kept[key, rows], self._shelf_key(key, rows)
+    if not place or not all(_is_shareable(k, v) for k, v in tape.values.items()): return
+    _shelf[place] = tape
     for old in [*_shelf][:-PLACES]: _shelf.pop(old, None)
 
 # %% ../../nbs/ground/tape.ipynb #f0d34db8
 def _copy(to, trees): torch._foreach_copy_(_flat(to), _flat(trees))
 
-def _capture_graph(bind, steady, trees): # trees to capture it with, on a CUDA device
+def _capture_graph(tape, steady, trees): # trees to capture it with, on a CUDA device
     "A recording that writes only to its first tree, as a CUDA graph."
     mine, new, graph, inside = ([tmap(torch.clone, t) for t in steady], [tmap(torch.clone, t) for t in trees],
                                 torch.cuda.CUDAGraph(), None)
     with torch.cuda.stream(aside := torch.cuda.Stream()): # CUDA wants rehearsals on another stream before it captures
         aside.wait_stream(torch.cuda.default_stream())
-        for _ in range(3): bind(*mine)(*new)
+        for _ in range(3): tape(*mine)(*new)
     torch.cuda.current_stream().wait_stream(aside)
-    with torch.cuda.graph(graph): out = bind(*mine)(*new)
-    def bound(*steady, **numbers):
+    with torch.cuda.graph(graph): out = tape(*mine)(*new)
+    def bind(*steady, **numbers):
         def replay(*trees):
             nonlocal inside
             _copy(mine[:1] if inside is replay else mine, steady[:1] if inside is replay else steady)
@@ -554,7 +554,7 @@ def _capture_graph(bind, steady, trees): # trees to capture it with, on a CUDA d
             inside = replay # its steady trees are in the graph now
             return tmap(torch.clone, out)
         return replay
-    return bound
+    return bind
 
 # %% ../../nbs/ground/tape.ipynb #ef97cfe8
 def _explicit_op(op, args):
@@ -590,11 +590,11 @@ def _graph(step, lines, inputs):
                 other = at[number] if g is None else call(torch.ops.aten.mul.Tensor, (node(g), at[number]))
                 call(each, (node(w), other))
             continue
-        made = call(_explicit_op(op, args), tuple(map(node, args)), {k: node(v) for k, v in kwargs.items()})
+        result = call(_explicit_op(op, args), tuple(map(node, args)), {k: node(v) for k, v in kwargs.items()})
         many = isinstance(out, (tuple, list))
         for i, o in enumerate(out if many else [out]):
             if o is not None and (name := step.names.of[id(o)]) in line.made:
-                at[name] = call(getitem, (made, i)) if many else made
+                at[name] = call(getitem, (result, i)) if many else result
     graph.output([at[n] for n in step.outs])
     return torch.fx.GraphModule({}, graph), dials
 
@@ -610,11 +610,11 @@ def _compile_graph(module, examples):
 def _with_stride(v, stride): # `v` in the layout that the compiled code assumes
     return v if v.stride() == stride else torch.empty_strided(v.shape, stride, dtype=v.dtype, device=v.device).copy_(v)
 
-def _once(step, numbers, made, dials):
-    "A function of the steady inputs: the results named `made`, which need not be repeated, and the values of dials."
-    exec('\n    '.join([f"def bind({', '.join([*step.ins[:step.steady], *numbers])}):", *_texts(step.once, set(made)),
-                       f"return [{', '.join(made)}], [{', '.join(d.code for d in dials)}]"]), step.names.given)
-    return step.names.given['bind']
+def _once(step, numbers, outs, dials):
+    "A function of the steady inputs: the results named `outs`, which need not be repeated, and the values of dials."
+    exec('\n    '.join([f"def bind({', '.join([*step.ins[:step.steady], *numbers])}):", *_texts(step.once, set(outs)),
+                       f"return [{', '.join(outs)}], [{', '.join(d.code for d in dials)}]"]), step.names.values)
+    return step.names.values['bind']
 
 # %% ../../nbs/ground/tape.ipynb #cfd4df45
 def _with_kernels(step, shape, numbers, examples, tape):
@@ -623,24 +623,24 @@ def _with_kernels(step, shape, numbers, examples, tape):
     views = [line for line in step.once if not line.memory] # views of what is written; they cost nothing
     lines = [line for line, _ in _live_lines(views + step.again, set(step.outs))]
     ready = {k for line in step.once if line.memory for k in line.made} # results that need not be repeated
-    made = sorted(ready & {k for line in lines for k in line.used})
-    constant = [k for k, v in names.given.items() if isinstance(v, torch.Tensor)]
-    module, dials = _graph(step, lines, [*ins, *made, *constant])
-    bind, constant = _once(step, numbers, made, dials), [names.given[k] for k in constant]
-    strides, written = [v.stride() for v in examples], [k in step.touched for k in ins]
+    results = sorted(ready & {k for line in lines for k in line.used})
+    constant = [k for k, v in names.values.items() if isinstance(v, torch.Tensor)]
+    module, dials = _graph(step, lines, [*ins, *results, *constant])
+    once, constant = _once(step, numbers, results, dials), [names.values[k] for k in constant]
+    strides, writes = [v.stride() for v in examples], [k in step.touched for k in ins]
     def more(flat, numbers):
-        made, dials = bind(*flat, **numbers)
-        return [*made, *constant, *(torch.tensor(d, dtype=torch.double) for d in dials)]
+        results, dials = once(*flat, **numbers)
+        return [*results, *constant, *(torch.tensor(d, dtype=torch.double) for d in dials)]
     code = _compile_graph(module, examples + more(examples[:n], numbers))
-    def bound(*trees, **numbers):
+    def bind(*trees, **numbers):
         flat = _flat(trees)
-        if any(w and v.stride() != s for v, s, w in zip(flat, strides, written)): return tape(*trees, **numbers)
-        with torch.no_grad(): held, rest = [_with_stride(v, s) for v, s in zip(flat, strides)], more(flat, numbers)
+        if any(w and v.stride() != s for v, s, w in zip(flat, strides, writes)): return tape(*trees, **numbers)
+        with torch.no_grad(): first, rest = [_with_stride(v, s) for v, s in zip(flat, strides)], more(flat, numbers)
         def play(*trees):
-            with torch.no_grad(): values = iter(code(*held, *map(_with_stride, _flat(trees), strides[n:]), *rest))
+            with torch.no_grad(): values = iter(code(*first, *map(_with_stride, _flat(trees), strides[n:]), *rest))
             return tmap(lambda _: next(values), shape)
         return play
-    return bound
+    return bind
 
 # %% ../../nbs/ground/tape.ipynb #6e495862
 def no_compiler() -> str:
@@ -664,19 +664,19 @@ def compile_step(
     f,         # as for `record`
     trees,     # as for `record`, but they are not written to
     steady=0,  # as for `record`
-    watched=lambda f, *args: f(*args), # runs the step, and may check that Python's state is unchanged
+    watch=lambda f, *args: f(*args), # runs the step, and may check that Python's state is unchanged
     **numbers, # current values, by name, of the numbers that `dial` computes with
 ):             # `bind`, as from `record`; None if `f` is not repeatable; an Exception if it cannot be compiled
     "A recording of `f` that runs kernels compiled for it."
     same = lambda: [tmap(torch.clone, t) for t in trees]
     before, ours, theirs = same(), same(), same()
-    out, step = watched(_record_step, f, ours, steady)
+    out, step = watch(_record_step, f, ours, steady)
     if step is None: return None
     shape, examples = tmap(lambda v: None, out), [torch.clone(v) for v in _flat(trees)]
-    tape = _player(_source(step, tuple(numbers)), step.names.given, shape)
-    bound = _with_kernels(step, shape, numbers, examples, tape)
-    seen = bound(*theirs[:steady], **numbers)(*theirs[steady:])
-    moved = lambda trees, out: [*_flat(trees), *leaves(out)]
-    if not _agree(moved(before, tmap(torch.zeros_like, out)), moved(ours, out), moved(theirs, seen)):
+    tape = _player(_source(step, tuple(numbers)), step.names.values, shape)
+    bind = _with_kernels(step, shape, numbers, examples, tape)
+    result = bind(*theirs[:steady], **numbers)(*theirs[steady:])
+    join = lambda trees, out: [*_flat(trees), *leaves(out)]
+    if not _agree(join(before, tmap(torch.zeros_like, out)), join(ours, out), join(theirs, result)):
         raise ArithmeticError('the compiled step does not do what the step does')
-    return bound
+    return bind

@@ -70,8 +70,8 @@ def to_host(
     away = [v for v in tensors if v.device.type != 'cpu']
     if not away: return list(tensors)
     as_bytes = [v.contiguous().view(-1).view(torch.uint8) for v in away]
-    read = iter(torch.cat(as_bytes).cpu().split([len(b) for b in as_bytes]))
-    return [v if v.device.type == 'cpu' else next(read).clone().view(v.dtype).view(v.shape) for v in tensors]
+    parts = iter(torch.cat(as_bytes).cpu().split([len(b) for b in as_bytes]))
+    return [v if v.device.type == 'cpu' else next(parts).clone().view(v.dtype).view(v.shape) for v in tensors]
 
 # %% ../../nbs/ground/tree.ipynb #a1fine01
 @cache
@@ -121,6 +121,6 @@ def join(trees): # list of stacked trees, of some clients each
         if not all(k in t for t in flat):
             raise TypeError(f"only some clients return {k}; return it from all, for instance as zeros")
         if len(shapes) > 1:
-            said = ' and '.join(map(str, sorted(shapes)[:2]))
-            raise TypeError(f"clients return {k} of different shapes, {said}; fill it up to one")
+            text = ' and '.join(map(str, sorted(shapes)[:2]))
+            raise TypeError(f"clients return {k} of different shapes, {text}; fill it up to one")
     return tmap(lambda *v: torch.cat(v), *trees)
