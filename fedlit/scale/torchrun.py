@@ -245,8 +245,7 @@ _FREE = 'device', 'threads', 'machine', 'python', 'torch', 'executor', 'channels
 
 def _settings_of(sim, run):
     "What a rank was given, in the form that JSON holds."
-    proxy = getattr(getattr(sim, 'federation', None), 'proxy', None)
-    said = dict(run.settings, method=repr(run.method), **{'what the server has': describe(proxy)})
+    said = dict(run.settings, method=repr(run.method), **{'what the server has': describe(sim.federation.proxy)})
     return json.loads(json.dumps({k: v for k, v in said.items() if k not in _FREE}))
 
 def _differences(theirs, ours, rank):
