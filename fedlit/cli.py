@@ -598,15 +598,11 @@ def interactions(a):
         raise
     tell(seen, (a.out and Path(a.out)/'interactions.png', lambda path: write_figure(path, seen.plot().figure)))
 
-# %% ../nbs/cli.ipynb #4f551b53
-def _there(path):
-    "Raise the error of `laws.import_file` for a missing file, before PyTorch is imported."
-    if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
-
 # %% ../nbs/cli.ipynb #894340c8
 def check(a):
     "Try the laws on the methods of a Python file: which hold, which are broken"
-    _there(a.file)
+    # as `laws.import_file` does, before PyTorch is imported
+    if not Path(a.file).is_file(): raise FileNotFoundError(f"there is no file {Path(a.file)}")
     from fedlit import laws
     module = laws.import_file(a.file)
     found, unmade = laws.methods_in(module)

@@ -6,9 +6,9 @@
 __all__ = ['CLIENTS', 'K', 'T', 'B', 'COUNTS', 'HOLDS', 'Call', 'ROUNDING', 'Twin', 'TWINS', 'LAWS', 'CAUSES', 'AFTER', 'Small',
            'batches', 'who', 'World', 'small', 'train', 'train_once', 'contents', 'gap', 'Seen', 'sentence', 'text',
            'runs', 'witness', 'whole', 'untouched', 'types', 'finer', 'copy_method', 'hold_seed', 'repeats', 'sealed',
-           'fresh', 'executors', 'threads', 'recorded', 'twin', 'equal', 'statistics', 'resumed', 'slope', 'batch',
-           'near', 'sums', 'twice', 'masked', 'frozen', 'off', 'acts', 'own', 'Report', 'check', 'import_file',
-           'classes_in', 'methods_in']
+           'fresh', 'executors', 'recorded', 'twin', 'equal', 'statistics', 'resumed', 'slope', 'batch', 'near', 'sums',
+           'twice', 'masked', 'frozen', 'off', 'acts', 'own', 'Report', 'check', 'import_file', 'classes_in',
+           'methods_in']
 
 # %% ../nbs/laws.ipynb #f1c2774f
 import copy, importlib.util, inspect, random, sys, tempfile, time, traceback, warnings, numpy as np
@@ -486,9 +486,10 @@ def executors(method, world):
     "Loop, vmap, threads and extract give the same numbers."
     apart = {}
     for e in ['vmap', 'threads'] + ['extract']*asks_for(method, 'mask', 'axes'):
-        try:
-            with threads(2 if e == 'threads' else torch.get_num_threads()): other = train_once(method, world, e)
-        except Exception as error: return _no(f"{e} fails where the loop does not: {_advice(error)}")
+        with shield(): # restores the number of threads
+            if e == 'threads': torch.set_num_threads(2)
+            try: other = train_once(method, world, e)
+            except Exception as error: return _no(f"{e} fails where the loop does not: {_advice(error)}")
         apart[e] = gap(train_once(method, world), other)
     return _within(world.limit(ROUNDING), 'from the loop', **apart)
 
@@ -500,14 +501,6 @@ def _advice(error):
         return ("a tensor that all clients share is written for each of them, as a network in training mode does to "
                 "statistics that were received; `forward(received, {}, x, train=False)` writes none")
     return sentence(error)
-
-@contextmanager
-def threads(n): # int, how many
-    "A context in which PyTorch uses `n` threads; afterwards as many as before."
-    old = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try: yield
-    finally: torch.set_num_threads(old)
 
 # %% ../nbs/laws.ipynb #6ace876d
 def recorded(method, world):

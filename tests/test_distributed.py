@@ -84,7 +84,7 @@ def trained(method, ranks):
                                 Batches(data['x'].double(), data['y'], data['counts']).of(at), 'vmap'),
                     state)
     run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
-    sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3], failures={})
+    sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3], failures={}, federation=SimpleNamespace(proxy=None))
     if ranks.follows: return ranks.follow(sim, run).state
     team = ranks.begin(sim, run)
     for r in range(3):

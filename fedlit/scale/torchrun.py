@@ -163,16 +163,15 @@ def _say(self:Ranks, job, tree=None, **said):
 
 # %% ../../nbs/scale/torchrun.ipynb #bbcaae9d
 @patch
-def _total(self:Ranks, part=None):
-    "The sum of all ranks' vectors (n,), in double precision; a rank without clients has none."
-    n = torch.tensor([0 if part is None else len(part)])
+def _total(self:Ranks, tensors=()):
+    "The sums of all ranks' tensors, in double precision and one vector (n,); a rank without clients has none."
+    none = torch.empty(0, dtype=torch.double, device=self.wire)
+    part = torch.cat([none, *(v.reshape(-1).double().to(self.wire) for v in tensors)])
+    n = torch.tensor([len(part)])
     if not all(self.shares): self._do(dist.broadcast, n, 0) # a rank without clients cannot know how long the sum is
-    part = torch.zeros(int(n), dtype=torch.double, device=self.wire) if part is None else part.double().to(self.wire)
-    return self._do(dist.reduce, part, 0).to(self.device)
+    return self._do(dist.reduce, part if len(part) else none.new_zeros(int(n)), 0).to(self.device)
 
 # %% ../../nbs/scale/torchrun.ipynb #06be49fb
-def _summand(v): return v.sum(0, dtype=torch.double).reshape(-1)
-
 class Share(Table):
     "The rows (K, ...) of a round's clients, on rank 0: a sum is sent as one tensor, rows are fetched when read."
     def __init__(self,
@@ -191,7 +190,7 @@ class Share(Table):
     def sum(self, dim=None, **kw):
         if dim != 0 or kw: return self[:].sum(dim, **kw)
         self.ranks._say('sum', name=self.name)
-        total = self.ranks._total(_summand(self.mine)).view(self.row.shape)
+        total = self.ranks._total([self.mine.sum(0, dtype=torch.double)]).view(self.row.shape)
         return total.to(self.mine.dtype if self.mine.is_floating_point() else torch.int64)
 
 # %% ../../nbs/scale/torchrun.ipynb #e82bc010
@@ -246,8 +245,7 @@ _FREE = 'device', 'threads', 'machine', 'python', 'torch', 'executor', 'channels
 
 def _settings_of(sim, run):
     "What a rank was given, in the form that JSON holds."
-    proxy = getattr(getattr(sim, 'federation', None), 'proxy', None)
-    said = dict(run.settings, method=repr(run.method), **{'what the server has': describe(proxy)})
+    said = dict(run.settings, method=repr(run.method), **{'what the server has': describe(sim.federation.proxy)})
     return json.loads(json.dumps({k: v for k, v in said.items() if k not in _FREE}))
 
 def _differences(theirs, ours, rank):
@@ -352,13 +350,8 @@ def sums(self:Ranks, state, out, q, p):
     "`client_sums`, with each rank adding up its own clients."
     self._say('sums', q=q.tolist(), p=p.tolist())
     like = flatten(client_sums(state, self.out, *(w.double()[self.shares[0]] for w in (q, p))))
-    total = self._total(self._line(like)).split([v.numel() for v in like.values()])
+    total = self._total(like.values()).split([v.numel() for v in like.values()])
     return unflatten({k: t.view(v.shape) for t, (k, v) in zip(total, like.items())})
-
-@patch
-def _line(self:Ranks, flat):
-    return torch.cat([torch.empty(0, dtype=torch.double, device=self.wire),
-                      *(v.reshape(-1).double().to(self.wire) for v in flat.values())])
 
 # %% ../../nbs/scale/torchrun.ipynb #260a8012
 @patch
@@ -430,11 +423,11 @@ def _on_see(self:Ranks, run, said, tree):
 @patch
 def _on_sums(self:Ranks, run, said, tree):
     q, p = (torch.tensor(said[k], dtype=torch.double, device=self.device)[self.shares[self.rank]] for k in 'qp')
-    self._total(self._line(flatten(client_sums(self.state, self.out, q, p))) if self.out else None)
+    self._total(leaves(client_sums(self.state, self.out, q, p)) if self.out else ())
 
 @patch
 def _on_sum(self:Ranks, run, said, tree):
-    self._total(_summand(flatten(self.out)[said['name']]) if self.out else None)
+    self._total([flatten(self.out)[said['name']].sum(0, dtype=torch.double)] if self.out else ())
 
 @patch
 def _on_rows(self:Ranks, run, said, tree):
