@@ -9,18 +9,18 @@ def versions(): return peers.probe('fedlit', sys.executable)
 
 def alone(module, work, threads=1, **spec):
     "What a module says of fedlit alone, in a process of its own."
-    seen, _ = start(sys.executable, f'bench.{module}', dict(spec, work=work), dict(OMP_NUM_THREADS=str(threads)))
-    return seen if 'error' in seen else dict(seen, versions=versions())
+    result, _ = start(sys.executable, f'bench.{module}', dict(spec, work=work), dict(OMP_NUM_THREADS=str(threads)))
+    return result if 'error' in result else dict(result, versions=versions())
 
-def grown(work, method):
+def grow(work, method):
     "One fresh process for each number of clients."
     rows = []
     for n in work['counts']:
-        seen, _ = start(sys.executable, 'bench.growth', dict(work=work, options=dict(clients=n, method=method)))
-        if 'error' not in seen: seen['median'] = statistics.median(seen['seconds'][work['warmup']:])
-        rows.append(dict(clients=n, **seen))
+        entry, _ = start(sys.executable, 'bench.growth', dict(work=work, options=dict(clients=n, method=method)))
+        if 'error' not in entry: entry['median'] = statistics.median(entry['seconds'][work['warmup']:])
+        rows.append(dict(clients=n, **entry))
         print(f"  growth {method} {n} clients: "
-              + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['federate_mb']:.0f} MB"), flush=True)
+              + (entry.get('error') or f"{entry['median']:.4f} s a round, {entry['federate_mb']:.0f} MB"), flush=True)
     return dict(rows=rows, versions=versions()) if any('error' not in r for r in rows) else dict(error=rows[0]['error'])
 
 ALONE = dict(overheads=('overheads', OVERHEADS), submodels=('pairs', SUBMODELS), ragged=('pairs', RAGGED),
@@ -43,7 +43,7 @@ def cases(names, contenders, nets, tiny, folder):
             'product', work, how['threads'], options=how, data=str(write(work, folder)))
     for m in nets.get('growth', ()):
         settings = GROWTH['tiny' if tiny else 'full']
-        yield f'growth-{m}', dict(settings, method=GROWN[m]), lambda m=m, s=settings: grown(s, GROWN[m])
+        yield f'growth-{m}', dict(settings, method=GROWN[m]), lambda m=m, s=settings: grow(s, GROWN[m])
 
 def chosen(only, tiny, net):
     "What `--only` leaves: workloads, contenders, and the parts that concern fedlit alone."
@@ -52,14 +52,14 @@ def chosen(only, tiny, net):
         submodels=['tiny' if tiny else 'cnn'], ragged=['tiny' if tiny else 'mlp'],
         counts=['tiny' if tiny else 'full'], growth=list(GROWN))
     if not only: return workloads, list(peers.CONTENDERS), parts
-    asked = only.split(',')
-    known = {**{w.lower(): w for w in workloads}, **{k: k for k in (*peers.CONTENDERS, *parts)}}
-    if bad := [a for a in asked if a.lower() not in known]:
-        sys.exit(f"--only: no {', '.join(bad)}; there are {', '.join(known)}")
-    asked = [known[a.lower()] for a in asked]
-    w, c = [a for a in asked if a in workloads], [a for a in asked if a in peers.CONTENDERS]
+    words = only.split(',')
+    names = {**{w.lower(): w for w in workloads}, **{k: k for k in (*peers.CONTENDERS, *parts)}}
+    if bad := [a for a in words if a.lower() not in names]:
+        sys.exit(f"--only: no {', '.join(bad)}; there are {', '.join(names)}")
+    words = [names[a.lower()] for a in words]
+    w, c = [a for a in words if a in workloads], [a for a in words if a in peers.CONTENDERS]
     return (((w or workloads) if w or c else ()), c or list(peers.CONTENDERS),
-            {k: v for k, v in parts.items() if k in asked})
+            {k: v for k, v in parts.items() if k in words})
 
 def main(args=None):
     p = argparse.ArgumentParser(prog='python -m bench', description=__doc__)
@@ -74,8 +74,8 @@ def main(args=None):
     # the case in progress is ended with us
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('stopped; what was finished is kept'))
     for name, settings, work in cases(*chosen(a.only, a.tiny, a.net), a.tiny, HERE/'.data'):
-        seen, new = case(a.out/f'{name}.json', settings, work, a.again)
-        print(f"{name}: {'kept' if not new else seen['error'] if 'error' in seen else 'measured'}", flush=True)
+        result, new = case(a.out/f'{name}.json', settings, work, a.again)
+        print(f"{name}: {'kept' if not new else result['error'] if 'error' in result else 'measured'}", flush=True)
     print('\n'.join(map(str, report.write(a.out))))
 
 if __name__ == '__main__': main()

@@ -45,9 +45,9 @@ def measure(
                 'merge': best[name]/4, 'misfit': abs(a@x/seconds - 1).max()}
     return pd.DataFrame({name: row(name, job) for name, job in jobs.items()}).T
 
-def _phase(method, model, shape, classes, steps, seen):
+def _phase(method, model, shape, classes, steps, images):
     "A function of nothing that runs the local phase of one client, with steps played from a tape."
-    state, tapes, B = replace(start(method, model, 1), round=1), Tapes(), seen//steps
+    state, tapes, B = replace(start(method, model, 1), round=1), Tapes(), images//steps
     batches = Batches(torch.randn(1, steps, B, *shape), torch.zeros(1, steps, B, dtype=torch.long))
     return lambda: local_phase(Broadcast(method, model, state, Local(batch_size=B, lr=1e-3)), [0], batches, tapes=tapes)
 
@@ -80,9 +80,9 @@ def federations(counts=(10, 100, 1000), sampled=10, each=32, executors=('loop', 
     def job(n, e, r):
         return lambda: federate(model, task, parts[n], FedAvg(), r, local, sampled/n, executor=e, device='cpu',
                                 evaluate_every=r, progress=False)
-    spent = take_turns({(n, e, r): job(n, e, r) for n in counts for e in executors for r in rounds},
-                       repeats)
-    least = lambda n, e, r: spent[n, e, r][:, 1].min()
+    seconds = take_turns({(n, e, r): job(n, e, r) for n in counts for e in executors for r in rounds},
+                         repeats)
+    least = lambda n, e, r: seconds[n, e, r][:, 1].min()
     each_round = lambda n, e: (least(n, e, rounds[1]) - least(n, e, rounds[0]))/(rounds[1] - rounds[0])
     return [dict(clients=n, executor=e, sampled=sampled, each=each, epochs=local.epochs, batch_size=local.batch_size,
                  seconds=each_round(n, e))
@@ -93,7 +93,7 @@ def _settings(name, repeats):
     return dict(network=kind, options=json.loads(json.dumps(options)), shape=list(shape),
                 batch_sizes=list(batch_sizes), repeats=repeats)
 
-def _measured(name, repeats):
+def _measure(name, repeats):
     model, shape = network(name)
     rows = measure(contenders(model), shape, 10, NETWORKS[name][3], repeats=repeats)
     return dict(rows=rows.rename_axis('method').reset_index().to_dict('records'),
@@ -104,6 +104,6 @@ def main(args=None):
     a = p.parse_args(args)
     torch.set_num_threads(1)
     for name in a.networks:
-        measure_once(Path(a.out)/f'{name}.json', _settings(name, a.repeats), lambda n=name: _measured(n, a.repeats))
+        measure_once(Path(a.out)/f'{name}.json', _settings(name, a.repeats), lambda n=name: _measure(n, a.repeats))
 
 if __name__ == '__main__': main()

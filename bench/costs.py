@@ -37,9 +37,9 @@ def measure_once(path, settings, make): # function of no arguments -> what the f
     if not there: write_json(path, dict(settings=settings, **make()))
     print(path, 'was there' if there else 'written', flush=True)
 
-def parser(name, said, networks):
+def parser(name, text, networks):
     "The options of both commands."
-    p = argparse.ArgumentParser(f'python -m bench.{name}', description=said)
+    p = argparse.ArgumentParser(f'python -m bench.{name}', description=text)
     p.add_argument('--out', default=f'reproduced/{name}', help=f'folder of the results (default: reproduced/{name})')
     p.add_argument('--networks', nargs='+', default=list(networks), choices=networks, metavar='NAME',
                    help=f"of {', '.join(networks)} (default: all)")
@@ -98,7 +98,7 @@ def main(args=None):
     a = p.parse_args(args)
     torch.set_num_threads(a.threads)
     for name in a.networks:
-        asked = name, a.batch_size, a.repeats, a.device
-        measure_once(Path(a.out)/f'{name}.json', _settings(*asked), lambda asked=asked: measure(*asked))
+        request = name, a.batch_size, a.repeats, a.device
+        measure_once(Path(a.out)/f'{name}.json', _settings(*request), lambda request=request: measure(*request))
 
 if __name__ == '__main__': main()

@@ -21,11 +21,11 @@ def save(path, value): write_file(path, json.dumps(value, indent=1).encode())
 
 def load(path, like=None):
     "A result, or None: absent, cut off, of another format, an error, or measured with other settings than `like`."
-    try: seen = json.loads(Path(path).read_text())
+    try: result = json.loads(Path(path).read_text())
     except (OSError, ValueError): return None
-    good = (isinstance(seen, dict) and seen.get('format') == FORMAT and 'error' not in seen
-            and (like is None or seen.get('settings') == like))
-    return seen if good else None
+    good = (isinstance(result, dict) and result.get('format') == FORMAT and 'error' not in result
+            and (like is None or result.get('settings') == like))
+    return result if good else None
 
 def _tree(pid):
     "A process and all that descend from it, from /proc."
@@ -33,9 +33,9 @@ def _tree(pid):
     for d in Path('/proc').glob('[0-9]*'):
         try: parent[int(d.name)] = int((d/'stat').read_text().rsplit(')', 1)[1].split()[1])
         except (OSError, ValueError): pass
-    found = {pid}
-    while more := {p for p, q in parent.items() if q in found} - found: found |= more
-    return found
+    pids = {pid}
+    while more := {p for p, q in parent.items() if q in pids} - pids: pids |= more
+    return pids
 
 def resident_mb(pid):
     "Resident memory of a process and its descendants together; pages that they share count once in each."
@@ -73,13 +73,13 @@ def start(python, module, spec, env=None, command=(), limit=3600):
                'FLWR_TELEMETRY_ENABLED': '0', 'OMP_NUM_THREADS': '1', **(env or {})}
         load_before = os.getloadavg()
         task.write_text(json.dumps(dict(spec, out=str(out), weights=str(weights), started=time.time())))
-        failed = lambda why: (dict(error=why, load_before=load_before), None)
+        fail = lambda why: (dict(error=why, load_before=load_before), None)
         try: code, peak = watch([python, *command, '-m', module, str(task)], env, log, limit)
-        except TimeoutError as e: return failed(str(e))
+        except TimeoutError as e: return fail(str(e))
         if code or not out.exists():
-            return failed(f'exit status {code}: ' + ' '.join(log.read_text(errors='replace').split())[-800:])
-        seen = dict(json.loads(out.read_text()), peak_tree_mb=peak, load_before=load_before)
-        return seen, dict(np.load(weights)) if weights.exists() else None
+            return fail(f'exit status {code}: ' + ' '.join(log.read_text(errors='replace').split())[-800:])
+        result = dict(json.loads(out.read_text()), peak_tree_mb=peak, load_before=load_before)
+        return result, dict(np.load(weights)) if weights.exists() else None
 
 def contend(name, contender, work, folder):
     "All tries of a contender on a workload."
@@ -91,14 +91,14 @@ def contend(name, contender, work, folder):
     tries, its = [], peers.CONTENDERS[contender]
     for t in its['tries']:
         task = dict(work=work, data=str(data), options=dict(t['options'], data=str(data)))
-        seen, weights = start(python, f"bench.run_{its.get('module', contender)}", task, t['env'], t['command'])
+        trial, weights = start(python, f"bench.run_{its.get('module', contender)}", task, t['env'], t['command'])
         if weights is not None:
-            seen['median'] = statistics.median(seen['seconds'][work['warmup']:])
-            seen['finite'] = all(bool(np.isfinite(v).all()) for v in weights.values())
-            if work['net'] == 'mlp': seen.update(score(weights, Data(data)))
-        tries.append(dict(label=t['label'], env=t['env'], **seen))
+            trial['median'] = statistics.median(trial['seconds'][work['warmup']:])
+            trial['finite'] = all(bool(np.isfinite(v).all()) for v in weights.values())
+            if work['net'] == 'mlp': trial.update(score(weights, Data(data)))
+        tries.append(dict(label=t['label'], env=t['env'], **trial))
         print(f"  {name} {contender} ({t['label']}): "
-              + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['total']:.1f} s in all"), flush=True)
+              + (trial.get('error') or f"{trial['median']:.4f} s a round, {trial['total']:.1f} s in all"), flush=True)
     if (best := _best(tries)) is None:
         return dict(error='no try came to its end; ' + tries[0]['error'], tries=tries, versions=versions)
     return dict(tries=tries, best=best, versions=versions)
@@ -107,17 +107,17 @@ def case(path, settings, work, again=False):
     "The result at `path`, measured now by `work()` unless it is there with the same settings."
     before = load(path, json.loads(json.dumps(settings)))
     if before and not again: return before, False
-    seen = {**dict(format=FORMAT, settings=settings, machine=machine(), when=time.strftime('%Y-%m-%d %H:%M')), **work()}
-    save(path, joined(before, seen))
-    return load(path) or json.loads(json.dumps(seen)), True
+    now = {**dict(format=FORMAT, settings=settings, machine=machine(), when=time.strftime('%Y-%m-%d %H:%M')), **work()}
+    save(path, joined(before, now))
+    return load(path) or json.loads(json.dumps(now)), True
 
-def joined(before, seen):
+def joined(before, new):
     "A measurement with earlier tries of the same machine and versions: neighbours only slow a try, so the best counts."
-    same = (before and 'tries' in before and 'best' in seen
-            and all(before.get(k) == seen.get(k) for k in ('machine', 'versions')))
-    if not same: return seen
-    tries = before['tries'] + seen['tries']
-    return dict(seen, tries=tries, best=_best(tries))
+    same = (before and 'tries' in before and 'best' in new
+            and all(before.get(k) == new.get(k) for k in ('machine', 'versions')))
+    if not same: return new
+    tries = before['tries'] + new['tries']
+    return dict(new, tries=tries, best=_best(tries))
 
 def _best(tries):
     return min((i for i, t in enumerate(tries) if 'error' not in t), key=lambda i: tries[i]['median'], default=None)

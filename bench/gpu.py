@@ -27,8 +27,8 @@ PART = 'cifar10-part.npz' # what `--part` writes: some training images of CIFAR-
 
 # Assumed, not measured, by the name that torch gives the device. Vendor: NVIDIA's data sheets. Without tensor cores
 # (fp32) and with them (tf32, bf16), dense: half of what is printed where that counts on sparsity.
-def _peak(fp32, tf32, moved, sheet):
-    return dict(fp32=fp32*1e12, tf32=tf32*1e12, bf16=2*tf32*1e12, bytes=moved*1e12,
+def _peak(fp32, tf32, bandwidth, sheet):
+    return dict(fp32=fp32*1e12, tf32=tf32*1e12, bf16=2*tf32*1e12, bytes=bandwidth*1e12,
                 source=f'vendor (NVIDIA {sheet} data sheet, dense)')
 PEAKS = {'NVIDIA H200': _peak(67, 494.5, 4.8, 'H200 SXM'),
          'NVIDIA H100 80GB HBM3': _peak(67, 494.5, 3.35, 'H100 SXM'),
@@ -43,19 +43,19 @@ GOAL_SECONDS = 60                             # for pfl's job, on one H100
 def images(root, n, seed, tests=1, augmented=True):
     "CIFAR-10, or the part of it in `root`, or random images of its shape; and which of them it is."
     root = Path(root or os.environ.get('FEDLIT_DATA', 'data'))
-    try: task, said = load_data('cifar10', root), 'CIFAR-10'
+    try: task, source = load_data('cifar10', root), 'CIFAR-10'
     except (FileNotFoundError, ValueError):
         if (root/PART).exists():
             with np.load(root/PART) as f:
-                x, y, said = torch.from_numpy(f['x']), torch.from_numpy(f['y']), f'a part of CIFAR-10 ({PART})'
+                x, y, source = torch.from_numpy(f['x']), torch.from_numpy(f['y']), f'a part of CIFAR-10 ({PART})'
         else:
-            gen, said = torch.Generator().manual_seed(seed), "random images of CIFAR-10's shape"
+            gen, source = torch.Generator().manual_seed(seed), "random images of CIFAR-10's shape"
             x, y = (torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8, generator=gen),
                     torch.randint(10, (n,), generator=gen))
         task = Task('cifar10', x, y, x[:tests], y[:tests], classes=10)
-        if tests > 1: said += ', tested on the first of them'
+        if tests > 1: source += ', tested on the first of them'
     task = Task('cifar10', task.x_train[:n], task.y_train[:n], task.x_test[:tests], task.y_test[:tests], classes=10)
-    return recipe(task, 'feddecorr') if augmented else task, said
+    return recipe(task, 'feddecorr') if augmented else task, source
 
 def write_part(root, n=20_000):
     "The first `n` training images, which lie in random order, as one file of less than 64 MiB."
@@ -66,11 +66,11 @@ def write_part(root, n=20_000):
 
 def traffic(model, shape, batch):
     "Operations and bytes that training one image takes: three forward passes, and its share of the step."
-    moved, fused, hooks = [], [], []
+    sizes, heavy, hooks = [], [], []
     leaf = lambda m: not list(m.children()) and not isinstance(m, nn.Identity)
     def add(m, inputs, output):
-        moved.append(inputs[0].numel() + output.numel())
-        if isinstance(m, (nn.Conv2d, nn.Linear)): fused.append(moved[-1])
+        sizes.append(inputs[0].numel() + output.numel())
+        if isinstance(m, (nn.Conv2d, nn.Linear)): heavy.append(sizes[-1])
     for m in filter(leaf, model.modules()): hooks.append(m.register_forward_hook(add))
     with torch.no_grad(): model.eval()(torch.zeros(1, *shape))
     for h in hooks: h.remove()
@@ -78,7 +78,7 @@ def traffic(model, shape, batch):
     # a step reads the weights twice, writes and reads gradients, reads and writes velocity and weights:
     # eight times their number
     return dict(parameters=count(model), forward_macs=forward, flops=3*2*forward,
-                activation_bytes=3*4*sum(moved), fused_bytes=3*4*sum(fused), step_bytes=8*4*count(model)/batch)
+                activation_bytes=3*4*sum(sizes), fused_bytes=3*4*sum(heavy), step_bytes=8*4*count(model)/batch)
 
 def roofline(counts, rate, device, precision='float32'):
     "The share of the roofline that `rate` images a second reach, by the device's assumed peaks."
@@ -114,9 +114,9 @@ class Pictures(torch.utils.data.Dataset):
 
 def plain(work, task, parts, device, workers):
     "FedAvg by a plain loop: DataLoaders with workers and pinned memory, torch.optim.SGD, cudnn choosing its kernels."
-    pinned = device.type == 'cuda'
+    pin = device.type == 'cuda'
     how = dict(batch_size=work['batch'], shuffle=True, num_workers=workers,
-               pin_memory=pinned, persistent_workers=workers > 0)
+               pin_memory=pin, persistent_workers=workers > 0)
     loaders = [torch.utils.data.DataLoader(Pictures(task, p), **how) for p in parts]
     model, before = build(work['net'], task, seed=0).to(device).train(), torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark, seconds = True, []
@@ -160,10 +160,10 @@ def fedlit(work, task, parts, device, **how):
                 precision=run.settings['precision'], train_loss=run.last['train_loss'],
                 peak_device_mb=peak_of(run, device))
 
-def timed(work, parts, seen):
+def add_rates(work, parts, piece):
     "A piece with its median and images a second."
-    median = statistics.median(seen['seconds'][work['warmup']:])
-    return dict(seen, median=median, images_a_second=sum(map(len, parts))*work['epochs']/median)
+    median = statistics.median(piece['seconds'][work['warmup']:])
+    return dict(piece, median=median, images_a_second=sum(map(len, parts))*work['epochs']/median)
 
 def pfl_net(seed):
     """pfl's `simple_cnn`: 1,626,442 parameters; its dropout is left out, since compiled steps draw no numbers.
@@ -212,10 +212,10 @@ def measure(name, work, how, task, parts, device):
     peak_reset(device)
     if name.startswith('pfl'): return pfl(work, task, parts, device, **how)
     if name == 'overheads':
-        held = lambda: torch.cuda.memory_allocated()/1e6 if device.type == 'cuda' else None
+        in_use = lambda: torch.cuda.memory_allocated()/1e6 if device.type == 'cuda' else None
         return turns(dict(work, rounds=work['turns'], warmup=3),
-                     lambda m, rounds: ours(work, task, parts, device, rounds, m), held)
-    return timed(work, parts, (plain if name.startswith('loop') else fedlit)(work, task, parts, device, **how))
+                     lambda m, rounds: ours(work, task, parts, device, rounds, m), in_use)
+    return add_rates(work, parts, (plain if name.startswith('loop') else fedlit)(work, task, parts, device, **how))
 
 def _shares(r):
     share = r['roofline'].get('fraction')
@@ -244,9 +244,9 @@ def _turn_rows(r):
         yield [m, r['executors'][m], f'{statistics.median(v):.3f} ({min(v):.3f} to {max(v):.3f})',
                _mb(r['added_mb'][m])]
 
-def goals(seen):
+def goals(results):
     "Rows: what for, the goal, the best that was measured of the whole work, met or missed."
-    whole = {k: r for k, r in seen.items() if r['settings']['work'] in (FULL, PFL)}
+    whole = {k: r for k, r in results.items() if r['settings']['work'] in (FULL, PFL)}
     for precision, goal in GOALS.items():
         rates = {k: r['images_a_second'] for k, r in whole.items()
                  if k.startswith('fedlit') and r['precision'] == precision}
@@ -254,18 +254,18 @@ def goals(seen):
     yield _goal("pfl's job", f'under {GOAL_SECONDS} s', {k: r['whole'] for k, r in whole.items() if 'whole' in r},
                 min, '.1f', lambda v: v < GOAL_SECONDS)
 
-def _goal(what, goal, seen, choose, form, met):
-    if not seen: return [what, goal, '', 'not measured']
-    k = choose(seen, key=seen.get)
-    return [what, goal, f'{seen[k]:{form}} ({k})', 'met' if met(seen[k]) else 'missed']
+def _goal(what, goal, values, choose, form, reaches):
+    if not values: return [what, goal, '', 'not measured']
+    k = choose(values, key=values.get)
+    return [what, goal, f'{values[k]:{form}} ({k})', 'met' if reaches(values[k]) else 'missed']
 
-def _said(out):
+def _notes(out):
     "Lines on what failed, and what was warned of, such as steps that cannot be compiled."
     for p in sorted(Path(out).glob('*.json')):
         try: r = json.loads(p.read_text())
         except (OSError, ValueError): continue
         if 'error' in r: yield f"{p.stem} did not run: {r['error']}"
-        for said in r.get('warned', []): yield f'{p.stem} warned: {said}'
+        for note in r.get('warned', []): yield f'{p.stem} warned: {note}'
 
 def _line(v): return ' '.join(str(v).split())[:300]
 
@@ -275,22 +275,22 @@ def _where(s):
 
 def table(out):
     "Markdown of the pieces in `out`."
-    seen = {p.stem: r for p in sorted(Path(out).glob('*.json')) if (r := load(p))}
-    rest = [line for l in _said(out) for line in (l, '')]
-    if not seen: return '\n'.join(['# On a GPU', '', 'Nothing measured yet.', '', *rest])
-    devices = sorted({r['settings']['device'] for r in seen.values()})
+    results = {p.stem: r for p in sorted(Path(out).glob('*.json')) if (r := load(p))}
+    rest = [line for l in _notes(out) for line in (l, '')]
+    if not results: return '\n'.join(['# On a GPU', '', 'Nothing measured yet.', '', *rest])
+    devices = sorted({r['settings']['device'] for r in results.values()})
     lines = ['# On a GPU', '', '## Goals', '', f"Set for one H100; measured on {', '.join(devices)}.", '',
-             *markdown(['work', 'goal', 'measured', ''], goals(seen)), *rest]
-    jobs = {k: r for k, r in seen.items() if 'whole' in r}
-    lines += _w3({k: r for k, r in seen.items() if k not in jobs}) + _pfl(jobs)
-    if peak := next((p for r in seen.values() if (p := r.get('roofline', {}).get('peaks'))), None):
+             *markdown(['work', 'goal', 'measured', ''], goals(results)), *rest]
+    jobs = {k: r for k, r in results.items() if 'whole' in r}
+    lines += _w3({k: r for k, r in results.items() if k not in jobs}) + _pfl(jobs)
+    if peak := next((p for r in results.values() if (p := r.get('roofline', {}).get('peaks'))), None):
         lines += [f"Peaks, assumed: {peak['fp32']/1e12:g} TFLOP/s fp32, {peak['tf32']/1e12:g} TFLOP/s tf32, "
                   f"{peak['bf16']/1e12:g} TFLOP/s bf16, {peak['bytes']/1e12:g} TB/s: {peak['source']}.", '']
     return '\n'.join(lines)
 
-def _w3(seen):
-    if not seen: return []
-    s, base = next(iter(seen.values()))['settings'], seen.get('fedlit-auto', {}).get('median')
+def _w3(results):
+    if not results: return []
+    s, base = next(iter(results.values()))['settings'], results.get('fedlit-auto', {}).get('median')
     w, c = s['work'], s['counts']
     name = 'MobileNetV2' if w['net'] == 'mobilenetv2' else w['net']
     lines = [f'## W3: {name}', '',
@@ -299,8 +299,8 @@ def _w3(seen):
              f"{w['warmup']} of {w['rounds']} rounds warm up.", '']
     head = ['contender', 'seconds a round: median (min to max)', 'images a second',
             'times fedlit auto', 'peak device MB', 'of the roofline']
-    lines += markdown(head, [_piece_row(k, r, w['warmup'], base) for k, r in seen.items() if 'median' in r])
-    if r := seen.get('overheads'):
+    lines += markdown(head, [_piece_row(k, r, w['warmup'], base) for k, r in results.items() if 'median' in r])
+    if r := results.get('overheads'):
         lines += [f"Overheads, {len(r['seconds']['FedAvg'])} timed rounds a method, in turn:", '',
                   *markdown(['method', 'executor', 'median ratio to FedAvg of the same turn (min to max)',
                              'MB that a round adds on the device'], _turn_rows(r))]
@@ -311,9 +311,9 @@ def _w3(seen):
         f"{c['fused_bytes']/1e6:.2f} MB where only convolutions and linear layers move them (fused); "
         f"half of either in bfloat16; {c['step_bytes']/1e6:.2f} MB for the step's weights.", '']
 
-def _pfl(seen):
-    if not seen: return []
-    s = next(iter(seen.values()))['settings']
+def _pfl(results):
+    if not results: return []
+    s = next(iter(results.values()))['settings']
     w, c = s['work'], s['counts']
     images = w['rounds']*w['users']*w['each']
     head = ['contender', 'seconds, the whole job', 'of these outside of rounds', 'seconds a round: median (min to max)',
@@ -324,19 +324,19 @@ def _pfl(seen):
             f"evaluated every {w['evaluate_every']} rounds on {w['tests']} images; {c['parameters']} parameters, "
             f"{c['flops']/1e6:.1f} million operations for an image (no gradient of the first input), "
             f"{images*c['flops']/1e12:.3g} TFLOP in all, evaluation left out.", '',
-            *markdown(head, [_pfl_row(k, r) for k, r in seen.items()])]
+            *markdown(head, [_pfl_row(k, r) for k, r in results.items()])]
 
-def attempted(what, settings):
+def attempt(what, settings):
     "What a piece comes to, beside the roofline, with its warnings; an error is written down."
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter('always', UserWarning)
-        try: seen = what()
-        except Exception as e: seen = dict(error=f'{type(e).__name__}: {_line(e)}')
-    if 'images_a_second' in seen:
-        seen['roofline'] = roofline(settings['counts'], seen['images_a_second'], settings['device'],
-                                    seen.get('precision', 'float32'))
-    warned = dict.fromkeys(_line(w.message) for w in said if issubclass(w.category, UserWarning))
-    return dict(seen, warned=list(warned))
+        try: result = what()
+        except Exception as e: result = dict(error=f'{type(e).__name__}: {_line(e)}')
+    if 'images_a_second' in result:
+        result['roofline'] = roofline(settings['counts'], result['images_a_second'], settings['device'],
+                                      result.get('precision', 'float32'))
+    notes = dict.fromkeys(_line(w.message) for w in records if issubclass(w.category, UserWarning))
+    return dict(result, warned=list(notes))
 
 def main(args=None):
     p = argparse.ArgumentParser(prog='python -m bench.gpu', description=__doc__)
@@ -357,33 +357,33 @@ def main(args=None):
     only = a.only.split(',') if a.only else list(todo)
     if odd := [k for k in only if k not in todo]: p.error(f"{odd[0]} is none of {', '.join(todo)}")
     data = Prepared(a.root, device)
-    for k, (asked, how) in ((k, todo[k]) for k in todo if k in only):
-        task, parts, settings = data.of(asked, dict(how, machine=here))
-        what = lambda k=k, asked=asked, how=how: measure(k, asked, how, task, parts, device)
-        seen, new = case(a.out/f'{k}.json', settings, lambda: attempted(what, settings), a.again)
-        said = seen.get('error') or (f"{seen['median']:.3f} s a round, {seen['images_a_second']:.0f} images/s"
-                                     if 'median' in seen else '')
-        done = 'failed' if 'error' in seen else 'measured' if new else 'kept'
-        print(f"{k}: {done}{said and ', '}{said}", flush=True)
+    for k, (request, how) in ((k, todo[k]) for k in todo if k in only):
+        task, parts, settings = data.of(request, dict(how, machine=here))
+        what = lambda k=k, request=request, how=how: measure(k, request, how, task, parts, device)
+        result, new = case(a.out/f'{k}.json', settings, lambda: attempt(what, settings), a.again)
+        text = result.get('error') or (f"{result['median']:.3f} s a round, {result['images_a_second']:.0f} images/s"
+                                       if 'median' in result else '')
+        state = 'failed' if 'error' in result else 'measured' if new else 'kept'
+        print(f"{k}: {state}{text and ', '}{text}", flush=True)
         write_file(a.out/'table.md', table(a.out).encode())
 
 class Prepared:
     "Data and settings of both works, made when they are first asked for."
-    def __init__(self, root, device): self.root, self.device, self.made = root, device, {}
+    def __init__(self, root, device): self.root, self.device, self.cache = root, device, {}
     def of(self, work, more):
         key = 'users' in work
-        if key not in self.made: self.made[key] = (self._pfl if key else self._w3)(work)
-        task, parts, data, counts = self.made[key]
+        if key not in self.cache: self.cache[key] = (self._pfl if key else self._w3)(work)
+        task, parts, data, counts = self.cache[key]
         name = torch.cuda.get_device_name() if self.device.type == 'cuda' else 'cpu'
         return task, parts, dict(work=work, data=data, counts=counts, device=name, torch=torch.__version__,
                                  cuda=torch.version.cuda, visits=sum(map(len, parts))*work.get('epochs', 1), **more)
     def _w3(self, work):
-        task, said = images(self.root, work['images'], work['seed'])
+        task, source = images(self.root, work['images'], work['seed'])
         parts = dirichlet(task.y_train, work['clients'], work['alpha'], seed=work['seed'])
-        return task, parts, said, traffic(build(work['net'], task, seed=0), (3, 32, 32), work['batch'])
+        return task, parts, source, traffic(build(work['net'], task, seed=0), (3, 32, 32), work['batch'])
     def _pfl(self, job):
-        task, said = images(self.root, job['images'], job['seed'], job['tests'], augmented=False)
+        task, source = images(self.root, job['images'], job['seed'], job['tests'], augmented=False)
         users = iid(task.y_train, len(task.y_train)//job['each'], job['seed'])
-        return task, users, said, pfl_counts(pfl_net(job['seed']), job)
+        return task, users, source, pfl_counts(pfl_net(job['seed']), job)
 
 if __name__ == '__main__': main()

@@ -20,12 +20,12 @@ def run(work, data, options):
     model, how = (build('mlp', task, seed=0, hidden=(128,), features=64),
                   Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01))
     before_mb, began = peak_mb(), time.perf_counter()
-    done = federate(model, task, clients, method(options['method']), work['rounds'], how,
-                    participation=work['sampled']/n, seed=work['seed'], device='cpu',
-                    evaluate_every=work['rounds'], progress=False)
-    wall, seconds = time.perf_counter() - began, done.history['seconds'].tolist()
+    result = federate(model, task, clients, method(options['method']), work['rounds'], how,
+                      participation=work['sampled']/n, seed=work['seed'], device='cpu',
+                      evaluate_every=work['rounds'], progress=False)
+    wall, seconds = time.perf_counter() - began, result.history['seconds'].tolist()
     return dict(seconds=seconds, partition=partition, outside_rounds=wall - sum(seconds),
                 before_mb=before_mb, federate_mb=peak_mb() - before_mb, ended=time.time(),
-                executor=done.settings['executor'], threads=torch.get_num_threads())
+                executor=result.settings['executor'], threads=torch.get_num_threads())
 
 if __name__ == '__main__': main(run)

@@ -28,15 +28,15 @@ def turns(work, go, held=lambda: None):
     """Seconds and ratios of the rounds after the warm-up. `go(method, rounds)` yields a `Run` after every round.
 
     `held()` says how many MB are in use before a round; what the round adds is its peak less that."""
-    running, last, added = {k: go(m, work['rounds']) for k, m in METHODS.items()}, {}, {}
+    running, last, extra = {k: go(m, work['rounds']) for k, m in METHODS.items()}, {}, {}
     for k in turns_of(list(METHODS), work['rounds']):
-        used = held()
+        before = held()
         last[k] = next(running[k])
-        added[k] = None if used is None else last[k].history['peak_mb'].iloc[-1] - used
+        extra[k] = None if before is None else last[k].history['peak_mb'].iloc[-1] - before
     seconds = {k: r.history['seconds'].tolist()[work['warmup']:] for k, r in last.items()}
     ratios = {k: [b/a for a, b in zip(seconds['FedAvg'], s)] for k, s in seconds.items()}
     return dict(seconds=seconds, ratios=ratios, medians={k: statistics.median(r) for k, r in ratios.items()},
-                executors={k: r.settings['executor'] for k, r in last.items()}, added_mb=added)
+                executors={k: r.settings['executor'] for k, r in last.items()}, added_mb=extra)
 
 def run(work, data, options):
     hold_memory()

@@ -14,13 +14,13 @@ from .overheads import noise, turns_of
 
 CHOOSING = [0.] # seconds for which clients were given their parts of the network
 
-def watched(asked):
+def watch(choose):
     "`MaskedCohort.per_client_masks`, timed."
-    def timed(self, step):
+    def time_step(self, step):
         began = time.perf_counter()
-        try: return asked(self, step)
+        try: return choose(self, step)
         finally: CHOOSING[0] += time.perf_counter() - began
-    return timed
+    return time_step
 
 def in_turn(running, work):
     "Seconds of the rounds after the warm-up, and those of them that went into choosing parts."
@@ -64,7 +64,7 @@ BASES = {'ragged, BatchNorm': 'even, BatchNorm', 'ragged': 'even'} # all others:
 
 def run(work, data, options):
     hold_memory()
-    MaskedCohort.per_client_masks = watched(MaskedCohort.per_client_masks)
+    MaskedCohort.per_client_masks = watch(MaskedCohort.per_client_masks)
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01, momentum=.9)
     go = lambda net, task, clients, method, **kw: federating(
         net, task, clients, method, work['rounds'], how, seed=work['seed'], device='cpu',

@@ -53,14 +53,14 @@ class Missing(Exception): "A peer that cannot be installed or imported here; the
 def uv():
     "The installer: beside this Python, on the path, or as a module."
     beside = Path(sys.executable).with_name('uv')
-    found = str(beside) if beside.exists() else shutil.which('uv')
-    return [found] if found else [sys.executable, '-m', 'uv']
+    path = str(beside) if beside.exists() else shutil.which('uv')
+    return [path] if path else [sys.executable, '-m', 'uv']
 
 def _call(command, what):
-    try: done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    try: result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     except (OSError, subprocess.TimeoutExpired) as e: raise Missing(f'{what}: {e}') from e
-    if done.returncode: raise Missing(f'{what}: ' + ' '.join((done.stderr or done.stdout).split())[-600:])
-    return done.stdout
+    if result.returncode: raise Missing(f'{what}: ' + ' '.join((result.stderr or result.stdout).split())[-600:])
+    return result.stdout
 
 def _venv(pythons, home, name):
     "An empty environment with the first of these versions of Python that uv finds."
@@ -89,7 +89,7 @@ def probe(name, python):
     code = (f"import {c['probe']}, json; from importlib.metadata import version; "
             f"print(json.dumps({{k: version(k) for k in {c['versions']!r}}}))")
     env = dict(os.environ, PYTHONPATH=str(HERE.parent))
-    try: done = subprocess.run([python, '-c', code], capture_output=True, text=True, env=env, timeout=300)
+    try: result = subprocess.run([python, '-c', code], capture_output=True, text=True, env=env, timeout=300)
     except subprocess.TimeoutExpired as e: raise Missing(f'{name} takes more than five minutes to import') from e
-    if done.returncode: raise Missing(f'{name} does not import: ' + ' '.join(done.stderr.split())[-600:])
-    return json.loads(done.stdout.splitlines()[-1])
+    if result.returncode: raise Missing(f'{name} does not import: ' + ' '.join(result.stderr.split())[-600:])
+    return json.loads(result.stdout.splitlines()[-1])

@@ -25,11 +25,11 @@ def run(work, data, options):
     rows = []
     for precision in options['precisions']:
         kind = getattr(torch, precision)
-        before, done = product(kind, options['size']), fedlit(work, data, dict(precision=precision))
-        rate, seconds = max(before, product(kind, options['size'])), done['seconds'][work['warmup']:]
-        used = 2*3*multiplications(work['net'])*done['samples'] # forward, to the inputs, to the weights
-        rows.append(dict(precision=precision, seconds=seconds, product=rate, rate=used/statistics.median(seconds),
-                         fraction=used/statistics.median(seconds)/rate))
+        before, result = product(kind, options['size']), fedlit(work, data, dict(precision=precision))
+        rate, seconds = max(before, product(kind, options['size'])), result['seconds'][work['warmup']:]
+        flops = 2*3*multiplications(work['net'])*result['samples'] # forward, to the inputs, to the weights
+        rows.append(dict(precision=precision, seconds=seconds, product=rate, rate=flops/statistics.median(seconds),
+                         fraction=flops/statistics.median(seconds)/rate))
     return dict(rows=rows, threads=torch.get_num_threads(), ended=time.time())
 
 if __name__ == '__main__': main(run)

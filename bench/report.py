@@ -17,9 +17,9 @@ def _read(folder):
     import json
     out = {}
     for p in sorted(Path(folder).glob('*.json')):
-        try: seen = json.loads(p.read_text())
+        try: result = json.loads(p.read_text())
         except ValueError: continue
-        if load(p) or isinstance(seen, dict) and 'error' in seen: out[p.stem] = seen
+        if load(p) or isinstance(result, dict) and 'error' in result: out[p.stem] = result
     return out
 
 def _short(text, n=160): return text if len(text) <= n else text[:n] + '…'
@@ -30,15 +30,15 @@ def _best(r): return r['tries'][r['best']]
 
 def _contest(w, results):
     "One workload: the best try of each contender beside fedlit, then all tries."
-    seen = _in_order(results, w)
-    work, ours = next(iter(seen.values()))['settings']['work'], seen.get('fedlit', {})
-    base, scored = None if 'best' not in ours else _best(ours)['median'], work['net'] == 'mlp'
+    entries = _in_order(results, w)
+    work, ours = next(iter(entries.values()))['settings']['work'], entries.get('fedlit', {})
+    base, mlp = None if 'best' not in ours else _best(ours)['median'], work['net'] == 'mlp'
     head = ['contender', 'best setting', 'seconds a round: median (min to max)', 'times fedlit',
             f"total of {work['rounds']} rounds, s", 'peak MB', 'samples a round',
-            *(['train loss', 'test accuracy'] if scored else ['finite'])]
+            *(['train loss', 'test accuracy'] if mlp else ['finite'])]
     rows, every, notes = [], [], []
-    reference = _best(seen['loop']) if 'best' in seen.get('loop', {}) else None
-    for c, r in seen.items():
+    reference = _best(entries['loop']) if 'best' in entries.get('loop', {}) else None
+    for c, r in entries.items():
         title = f"{CONTENDERS[c]['title']} " + ', '.join(f'{k} {v}' for k, v in r.get('versions', {}).items())
         if 'best' not in r:
             rows.append([title, 'did not run: ' + _short(r['error']).replace('|', '/'), *['']*(len(head)-2)])
@@ -46,9 +46,9 @@ def _contest(w, results):
         t, warm = _best(r), work['warmup']
         rows.append([title, t['label'], _spread(t, warm), f"{t['median']/base:.2f}" if base else '',
                      f"{t['total']:.1f}", f'{_peak(t):.0f}', t['samples'],
-                     *([f"{t['train_loss']:.3f}", f"{t['test_accuracy']:.3f}"] if scored
+                     *([f"{t['train_loss']:.3f}", f"{t['test_accuracy']:.3f}"] if mlp
                        else ['yes' if t['finite'] else '**no**'])])
-        if scored and reference and abs(t['test_accuracy'] - reference['test_accuracy']) > TOLD:
+        if mlp and reference and abs(t['test_accuracy'] - reference['test_accuracy']) > TOLD:
             off = t['test_accuracy'] - reference['test_accuracy']
             notes.append(f"**{title} ends {off:+.3f} in test accuracy from the plain loop: "
                          "it did not do the same work, or not as well.**")
@@ -60,12 +60,12 @@ def _contest(w, results):
                           f"{u['load_before'][0]:.2f}",
                           *([_short(u['error']).replace('|', '/'), ''] if 'error' in u
                             else [_spread(u, warm), f"{u['total']:.1f}"])])
-    return [f'## {w}: {_said(work)}', '', *markdown(head, rows),
+    return [f'## {w}: {_describe(work)}', '', *markdown(head, rows),
             *(n + '\n' for n in notes), f'All tries of {w}:', '',
             *markdown(['contender', 'setting', 'OMP_NUM_THREADS', 'load average before', 'seconds a round', 'total, s'],
                       every)]
 
-def _said(work):
+def _describe(work):
     "A workload's settings as words."
     return (f"{work['data']}, {work['net']}, {work['sampled']} of {work['clients']} clients a round, "
             f"{work['epochs']} local epochs, batch {work['batch']}, lr {work['lr']}, momentum {work['momentum']}; "
@@ -89,12 +89,12 @@ PAIRS = dict(submodels=('Sub-models beside the small network alone', 'every axis
              ragged=('Ragged clients beside even ones', 'clients of {ragged} samples beside as many of {even[0]}'))
 
 def _pairs(name, r):
-    title, said = PAIRS[name.split('-')[0]]
+    title, form = PAIRS[name.split('-')[0]]
     if 'error' in r: return [f'## {title}', '', r['error'], '']
     s = r['settings']
     rows = [[v['name'], v['executor'], f"{statistics.median(v['seconds']):.4g}", f"{v['choosing']:.3g}",
              f"{v['without']:.3f}", f"{v['ratio']:.3f}"] for v in r['rows']]
-    return [f'## {title}', '', f"{s['net']}, {said.format(**s)}, {s['epochs']} epochs, batch {s['batch']}, "
+    return [f'## {title}', '', f"{s['net']}, {form.format(**s)}, {s['epochs']} epochs, batch {s['batch']}, "
             f"{s['threads']} thread; {s['rounds'] - s['warmup']} timed rounds each, in turn. Load average before: "
             f"{r['load_before'][0]:.2f}. Medians; ratios are taken within a turn.", '',
             *markdown(['run', 'executor', 'seconds a round', 'of them choosing what to train',
@@ -132,11 +132,11 @@ def _counts(r):
 
 def _growth(results):
     "All methods: seconds and memory against the number of clients."
-    def said(row):
+    def cells(row):
         if 'error' in row: return [_short(row['error']).replace('|', '/'), '', '', '', '']
         return [f"{row['median']:.4g}", f"{row['partition']:.2f}", f"{row['outside_rounds']:.2f}",
                 f"{row['before_mb']:.0f}", f"{row['federate_mb']:.0f}"]
-    rows = [[r['settings']['method'], row['clients'], *said(row)] for r in results for row in r.get('rows', [])]
+    rows = [[r['settings']['method'], row['clients'], *cells(row)] for r in results for row in r.get('rows', [])]
     return ['## Growth with the number of clients', '',
             'A hundred clients of 32 samples a round, however many exist; one process for each row.', '',
             *markdown(['method', 'clients', 'median seconds a round', 'seconds to partition',
@@ -162,10 +162,10 @@ def table(folder):
         if k.startswith('overheads-'): out += _overheads(k, r)
     for k, r in results.items():
         if k.split('-')[0] in PAIRS: out += _pairs(k, r)
-    if made := [r for k, r in results.items() if k.startswith('product-')]: out += _products(made)
+    if products := [r for k, r in results.items() if k.startswith('product-')]: out += _products(products)
     for k, r in results.items():
         if k.startswith('counts-'): out += _counts(r)
-    if grown := [r for k, r in results.items() if k.startswith('growth-')]: out += _growth(grown)
+    if growths := [r for k, r in results.items() if k.startswith('growth-')]: out += _growth(growths)
     return '\n'.join(out).rstrip() + '\n'
 
 def figures(folder):
@@ -186,24 +186,24 @@ def figures(folder):
             paths.append(Path(folder)/'figure.svg')
             write_figure(paths[-1], fig, metadata=dict(Date=None))
             plt.close(fig)
-        if grown := [r for k, r in results.items() if k.startswith('growth-') and 'rows' in r]:
+        if growths := [r for k, r in results.items() if k.startswith('growth-') and 'rows' in r]:
             fig, axes = plt.subplots(1, 2, figsize=(6, 2.4), layout='constrained')
-            for ax, key, said in zip(axes, ('median', 'federate_mb'), ('seconds a round', 'MB added by federate')):
-                for r, colour in zip(grown, (palette['grey'], palette['accent'])):
+            for ax, key, label in zip(axes, ('median', 'federate_mb'), ('seconds a round', 'MB added by federate')):
+                for r, colour in zip(growths, (palette['grey'], palette['accent'])):
                     rows = [row for row in r['rows'] if key in row]
                     ax.plot([row['clients'] for row in rows], [row[key] for row in rows], 'o-', ms=3,
                             color=colour, label=r['settings']['method'])
-                ax.set(xscale='log', xlabel='clients that exist, 10 sampled', ylabel=said, ylim=(0, None))
+                ax.set(xscale='log', xlabel='clients that exist, 10 sampled', ylabel=label, ylim=(0, None))
             axes[0].legend()
             paths.append(Path(folder)/'growth.svg')
             write_figure(paths[-1], fig, metadata=dict(Date=None))
             plt.close(fig)
     return paths
 
-def _bars(ax, w, seen, palette):
-    names = [CONTENDERS[c]['title'] for c in seen]
-    values = [_best(r)['median'] for r in seen.values()]
-    ax.barh(names, values, color=[palette['accent'] if c == 'fedlit' else palette['light'] for c in seen])
+def _bars(ax, w, results, palette):
+    names = [CONTENDERS[c]['title'] for c in results]
+    values = [_best(r)['median'] for r in results.values()]
+    ax.barh(names, values, color=[palette['accent'] if c == 'fedlit' else palette['light'] for c in results])
     for i, v in enumerate(values): ax.text(v, i, f' {v:.3g}', va='center', fontsize=8)
     ax.invert_yaxis()
     ax.set(title=w, xlabel='seconds a round (median)', xlim=(0, max(values)*1.2))

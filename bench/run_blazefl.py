@@ -15,11 +15,11 @@ class Selector:
 
 class Parts:
     "What BlazeFL calls a partitioned data set: a loader for each client over its samples."
-    def __init__(self, x, y, parts): self.held = [TensorDataset(x[p], y[p]) for p in parts]
-    def get_dataset(self, type_, cid): return self.held[cid]
-    def set_dataset(self, type_, cid, dataset): self.held[cid] = dataset
+    def __init__(self, x, y, parts): self.sets = [TensorDataset(x[p], y[p]) for p in parts]
+    def get_dataset(self, type_, cid): return self.sets[cid]
+    def set_dataset(self, type_, cid, dataset): self.sets[cid] = dataset
     def get_dataloader(self, type_, cid, batch_size=None, generator=None):
-        return DataLoader(self.held[cid], batch_size, shuffle=True, generator=generator)
+        return DataLoader(self.sets[cid], batch_size, shuffle=True, generator=generator)
 
 def trainer(pool, work, common, folder):
     "The client side: `pool` is 'threads', 'processes' or None."
@@ -45,8 +45,8 @@ def run(work, data, options):
             clients.local_process(server.downlink_package(), who)
             for package in clients.uplink_package(): server.load(package)
             clock.lap()
-        ended = time.time()
-    return dict(seconds=clock.seconds, ended=ended, weights=arrays(server.model), threads=torch.get_num_threads(),
+        end = time.time()
+    return dict(seconds=clock.seconds, ended=end, weights=arrays(server.model), threads=torch.get_num_threads(),
                 samples=sum(len(data.parts[k]) for k in who)*work['epochs'],
                 gil=getattr(sys, '_is_gil_enabled', lambda: True)())
 

@@ -48,8 +48,8 @@ def run(work, data, options):
         state, _ = algorithm.apply(state, [(k, clients[k], u) for k, u in zip(who, keys)])
         jax.block_until_ready(state.params)
         clock.lap()
-    ended, samples = time.time(), sum(len(b['y']) for k in who for b in clients[k].shuffle_repeat_batch(batches))
-    return dict(seconds=clock.seconds, ended=ended, samples=samples, weights=to_torch(state.params),
+    end, samples = time.time(), sum(len(b['y']) for k in who for b in clients[k].shuffle_repeat_batch(batches))
+    return dict(seconds=clock.seconds, ended=end, samples=samples, weights=to_torch(state.params),
                 threads=options['threads'])
 
 if __name__ == '__main__': main(run)

@@ -20,17 +20,17 @@ def local(work): return Local(epochs=work['epochs'], batch_size=work['batch'], l
 def run(work, data, options):
     hold_memory()
     clients, how, before = [torch.as_tensor(p) for p in data.parts], local(work), time.perf_counter()
-    done = federate(wrap(build(work['net'], data.start), 'head'), task(data), clients, FedAvg(), work['rounds'], how,
-                    participation=work['sampled']/work['clients'], seed=work['seed'],
-                    executor=options.get('executor', 'auto'), record=options.get('record', True), device='cpu',
-                    precision=options.get('precision', 'float32'),
-                    evaluate_every=work['rounds'], progress=False)
-    ended, wall, seconds = time.time(), time.perf_counter() - before, done.history['seconds'].tolist()
+    result = federate(wrap(build(work['net'], data.start), 'head'), task(data), clients, FedAvg(), work['rounds'], how,
+                      participation=work['sampled']/work['clients'], seed=work['seed'],
+                      executor=options.get('executor', 'auto'), record=options.get('record', True), device='cpu',
+                      precision=options.get('precision', 'float32'),
+                      evaluate_every=work['rounds'], progress=False)
+    end, wall, seconds = time.time(), time.perf_counter() - before, result.history['seconds'].tolist()
     # all clients, or as many equal ones as take part
     samples = int(plan(clients, list(range(work['sampled'])), how, work['seed'])[1].sum())
     whole = build(work['net'])
-    whole.load_state_dict({k.removeprefix('body.'): v for k, v in done.model.state_dict().items()})
-    return dict(seconds=seconds, ended=ended, samples=samples, weights=arrays(whole), threads=torch.get_num_threads(),
-                executor=done.settings['executor'], outside_rounds=wall - sum(seconds))
+    whole.load_state_dict({k.removeprefix('body.'): v for k, v in result.model.state_dict().items()})
+    return dict(seconds=seconds, ended=end, samples=samples, weights=arrays(whole), threads=torch.get_num_threads(),
+                executor=result.settings['executor'], outside_rounds=wall - sum(seconds))
 
 if __name__ == '__main__': main(run)

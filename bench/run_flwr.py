@@ -8,34 +8,34 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from .child import Clock, main
 from .nets import arrays, build
-from .run_loop import shuffled, train
+from .run_loop import shuffle, train
 from .work import Data
 
-_held = {}
-def held(path):
+_cache = {}
+def load(path):
     "The data and the network of this process, read once: a ray actor serves many rounds."
-    if path not in _held:
+    if path not in _cache:
         data = Data(path)
-        _held[path] = data, torch.from_numpy(data.x), torch.from_numpy(data.y)
-    return _held[path]
+        _cache[path] = data, torch.from_numpy(data.x), torch.from_numpy(data.y)
+    return _cache[path]
 
 def client_app(work, path, threads):
     app = ClientApp()
     @app.train()
     def _(message: Message, context: Context):
         torch.set_num_threads(threads)
-        (data, x, y), k = held(path), int(context.node_config['partition-id'])
+        (data, x, y), k = load(path), int(context.node_config['partition-id'])
         model = build(work['net'])
         model.load_state_dict(message.content['arrays'].to_torch_state_dict())
-        seen = train(model, work, ((x[i], y[i]) for i in shuffled(work, data, 0, k)))
-        metrics = MetricRecord({'num-examples': len(data.parts[k]), 'visited': seen})
+        count = train(model, work, ((x[i], y[i]) for i in shuffle(work, data, 0, k)))
+        metrics = MetricRecord({'num-examples': len(data.parts[k]), 'visited': count})
         return Message(content=RecordDict({'arrays': ArrayRecord(model.state_dict()), 'metrics': metrics}),
                        reply_to=message)
     return app
 
 class Timed(FedAvg):
     "FedAvg that notes when each round has ended; the first begins when its messages are made."
-    clock, visited = None, 0
+    clock, visits = None, 0
     def configure_train(self, server_round, arrays, config, grid):
         self.clock = self.clock or Clock()
         return super().configure_train(server_round, arrays, config, grid)
@@ -45,11 +45,11 @@ class Timed(FedAvg):
             raise RuntimeError(f'a Flower client failed: {bad[0]}')
         out = super().aggregate_train(server_round, replies)
         self.clock.lap()
-        self.visited = sum(int(m.content['metrics']['visited']) for m in replies)
+        self.visits = sum(int(m.content['metrics']['visited']) for m in replies)
         return out
 
 def run(work, data, options):
-    threads, kept = options['cpus'], {}
+    threads, out = options['cpus'], {}
     server = ServerApp()
     @server.main()
     def _(grid: Grid, context: Context):
@@ -57,14 +57,14 @@ def run(work, data, options):
                          min_train_nodes=work['sampled'], min_available_nodes=work['clients'])
         result = strategy.start(grid=grid, initial_arrays=ArrayRecord(build(work['net'], data.start).state_dict()),
                                 num_rounds=work['rounds'])
-        kept.update(strategy=strategy, ended=time.time(), state=result.arrays.to_torch_state_dict())
+        out.update(strategy=strategy, ended=time.time(), state=result.arrays.to_torch_state_dict())
     run_simulation(server, client_app(work, options['data'], threads), num_supernodes=work['clients'],
                    backend_config=dict(client_resources=dict(num_cpus=threads, num_gpus=0.),
                                        init_args=dict(num_cpus=os.cpu_count())))
-    if 'strategy' not in kept: raise RuntimeError('the Flower server stopped before the last round; its log says why')
-    model = build(work['net'], {k: v.numpy() for k, v in kept['state'].items()})
-    strategy = kept['strategy']
-    return dict(seconds=strategy.clock.seconds, ended=kept['ended'], samples=strategy.visited,
+    if 'strategy' not in out: raise RuntimeError('the Flower server stopped before the last round; its log says why')
+    model = build(work['net'], {k: v.numpy() for k, v in out['state'].items()})
+    strategy = out['strategy']
+    return dict(seconds=strategy.clock.seconds, ended=out['ended'], samples=strategy.visits,
                 weights=arrays(model), threads=threads)
 
 if __name__ == '__main__': main(run)

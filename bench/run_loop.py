@@ -4,22 +4,22 @@ import torch, torch.nn.functional as F
 from .child import Clock, cohort, main
 from .nets import arrays, build
 
-def shuffled(work, data, round, k):
+def shuffle(work, data, round, k):
     "The batches (index tensors into the training set) that client `k` takes in a round, step by step."
     rows = torch.as_tensor(data.parts[k])
     for _ in range(work['epochs']): yield from rows[torch.randperm(len(rows))].split(work['batch'])
 
 def train(model, work, batches):
     "SGD over (images, labels); returns how many samples were visited."
-    optimiser, seen = torch.optim.SGD(model.parameters(), lr=work['lr'], momentum=work['momentum']), 0
+    optimiser, count = torch.optim.SGD(model.parameters(), lr=work['lr'], momentum=work['momentum']), 0
     for x, y in batches:
         optimiser.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimiser.step()
-        seen += len(y)
-    return seen
+        count += len(y)
+    return count
 
-def federated(work, data, batches, choose=cohort):
+def fedavg(work, data, batches, choose=cohort):
     "FedAvg, weighted by samples. `batches(round, k)` yields what client k trains on."
     torch.manual_seed(work['seed'])
     model, clock, samples = build(work['net'], data.start), Clock(), 0
@@ -36,8 +36,8 @@ def federated(work, data, batches, choose=cohort):
     return dict(seconds=clock.seconds, ended=time.time(), samples=samples, weights=arrays(model),
                 threads=torch.get_num_threads())
 
-def run(work, data, options, order=shuffled, choose=cohort):
+def run(work, data, options, order=shuffle, choose=cohort):
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
-    return federated(work, data, lambda r, k: ((x[i], y[i]) for i in order(work, data, r, k)), choose)
+    return fedavg(work, data, lambda r, k: ((x[i], y[i]) for i in order(work, data, r, k)), choose)
 
 if __name__ == '__main__': main(run)

@@ -17,11 +17,11 @@ from .nets import arrays, build
 
 class Shuffled(PyTorchTensorDataset):
     "A user's tensors in a new order every epoch; pfl's own datasets keep one order."
-    visited = 0
+    visits = 0
     def iter(self, batch_size):
         x, y = self.raw_data
         for i in torch.randperm(len(y)).split(batch_size or len(y)):
-            Shuffled.visited += len(i)
+            Shuffled.visits += len(i)
             yield x[i], y[i]
 
 def with_losses(model):
@@ -31,10 +31,10 @@ def with_losses(model):
     return model
 
 class Laps(TrainingProcessCallback):
-    def __init__(self): self.clock, self.visited = Clock(), []
+    def __init__(self): self.clock, self.visits = Clock(), []
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         self.clock.lap()
-        self.visited.append(Shuffled.visited)
+        self.visits.append(Shuffled.visits)
         return False, Metrics()
 
 def run(work, data, options):
@@ -44,8 +44,8 @@ def run(work, data, options):
                          torch.optim.SGD(net.parameters(), lr=1.))
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     users = {k: [x[p], y[p]] for k, p in enumerate(data.parts)}
-    sampled = FederatedDataset(lambda k: Shuffled(users[k], user_id=k), get_user_sampler('minimize_reuse', list(users)))
-    backend, laps = (SimulatedBackend(training_data=sampled, val_data=sampled, postprocessors=[WeightByDatapoints()]),
+    dataset = FederatedDataset(lambda k: Shuffled(users[k], user_id=k), get_user_sampler('minimize_reuse', list(users)))
+    backend, laps = (SimulatedBackend(training_data=dataset, val_data=dataset, postprocessors=[WeightByDatapoints()]),
                      Laps())
     FederatedAveraging().run(
         NNAlgorithmParams(central_num_iterations=work['rounds'], evaluation_frequency=work['rounds'] + 1,
@@ -54,10 +54,10 @@ def run(work, data, options):
         NNTrainHyperParams(local_batch_size=work['batch'], local_num_epochs=work['epochs'],
                            local_learning_rate=work['lr']),
         callbacks=[laps])
-    ended, samples = time.time(), torch.tensor(laps.visited[-1] - laps.visited[-2])
+    end, samples = time.time(), torch.tensor(laps.visits[-1] - laps.visits[-2])
     if torch.distributed.is_initialized(): torch.distributed.all_reduce(samples)
     if os.environ.get('RANK', '0') != '0': return None
-    return dict(seconds=laps.clock.seconds, ended=ended, samples=samples.item(), weights=arrays(net),
+    return dict(seconds=laps.clock.seconds, ended=end, samples=samples.item(), weights=arrays(net),
                 threads=torch.get_num_threads())
 
 if __name__ == '__main__': main(run)

@@ -44,27 +44,27 @@ def of_function(f, notes, name=None):
     args = a.posonlyargs + a.args
     defaults = (dict(zip(reversed(args), reversed(a.defaults)))
                 | {k: v for k, v in zip(a.kwonlyargs, a.kw_defaults) if v is not None})
-    shown = [x for x in args + a.kwonlyargs if x.arg not in ('self', 'cls')]
+    own = [x for x in args + a.kwonlyargs if x.arg not in ('self', 'cls')]
     text = lambda x: ast.unparse(defaults[x]) if x in defaults else ''
-    last = {x.lineno: x for x in shown} # a comment is about the parameters of its line, behind `def` about the last one
-    mine = lambda x: x.lineno < f.body[0].lineno and (last.get(x.lineno, x) is x or x in shown and x.lineno > f.lineno)
+    last = {x.lineno: x for x in own} # a comment is about the parameters of its line, behind `def` about the last one
+    mine = lambda x: x.lineno < f.body[0].lineno and (last.get(x.lineno, x) is x or x in own and x.lineno > f.lineno)
     note = lambda x: notes.get(x.lineno, '').removeprefix(f'{x.arg}: ') if mine(x) else ''
-    params = [(x.arg, text(x), note(x)) for x in shown]
+    params = [(x.arg, text(x), note(x)) for x in own]
     calls = [f'{p}={d}' if d else p for p, d, _ in params]
     more = [(-len(a.kwonlyargs) or len(calls), '*', a.vararg), (len(calls) + 1, '**', a.kwarg)]
     for at, stars, x in more:
         if not x: continue
         calls.insert(at, stars + x.arg)
-        if said := note(x): params.insert(at, (stars + x.arg, '', said))
+        if words := note(x): params.insert(at, (stars + x.arg, '', words))
     return Entry(name or f.name, f"{name or f.name}({', '.join(calls)})", ast.get_docstring(f) or '', params, f.lineno,
-                 returned(f, notes))
+                 read_result(f, notes))
 
-def returned(f, notes):
+def read_result(f, notes):
     "What a function says it returns: the note behind its last bracket, else its annotation."
     a = f.args
-    taken = {x.lineno for x in [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg] if x}
+    lines = {x.lineno for x in [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg] if x}
     ends = range(f.lineno, f.body[0].lineno)
-    note = next((notes[n] for n in reversed(ends) if n in notes and n not in taken), '')
+    note = next((notes[n] for n in reversed(ends) if n in notes and n not in lines), '')
     kind = ast.unparse(f.returns) if f.returns else ''
     return note if note and (not kind or kind in note) else ', '.join(filter(None, (f'`{kind}`' if kind else '', note)))
 
@@ -72,8 +72,8 @@ def default(value):
     "The default of a field: what `field(...)` says it is, else the value itself."
     if not value: return ''
     if not (isinstance(value, ast.Call) and ast.unparse(value.func) == 'field'): return ast.unparse(value)
-    said = {k.arg: ast.unparse(k.value) for k in value.keywords}
-    return said.get('default') or (f"{said['default_factory']}()" if 'default_factory' in said else '')
+    fields = {k.arg: ast.unparse(k.value) for k in value.keywords}
+    return fields.get('default') or (f"{fields['default_factory']}()" if 'default_factory' in fields else '')
 
 def of_class(c, notes):
     fields = [(n.target.id, default(n.value), notes.get(n.lineno, ''))
@@ -87,19 +87,19 @@ def of_class(c, notes):
 
 def entries(source, module=''):
     "The public names of a module in the order of `__all__`, methods after their class."
-    tree, notes, found = ast.parse(source), comments(source), {}
+    tree, notes, by_name = ast.parse(source), comments(source), {}
     for n in tree.body:
-        if isinstance(n, ast.ClassDef): found[n.name] = of_class(n, notes)
+        if isinstance(n, ast.ClassDef): by_name[n.name] = of_class(n, notes)
         elif isinstance(n, ast.FunctionDef):
             owner = next((a.annotation for a in n.args.args[:1]
                           if any(ast.unparse(d) == 'patch' for d in n.decorator_list)), None)
             if owner and n.name[0] != '_' and ast.get_docstring(n): # its class is of this module
-                found.setdefault(owner.id, []).append(of_function(n, notes, f'{owner.id}.{n.name}'))
-            elif not owner: found[n.name] = [of_function(n, notes)]
+                by_name.setdefault(owner.id, []).append(of_function(n, notes, f'{owner.id}.{n.name}'))
+            elif not owner: by_name[n.name] = [of_function(n, notes)]
     names = next((ast.literal_eval(n.value) for n in tree.body
                   if isinstance(n, ast.Assign) and getattr(n.targets[0], 'id', '') == '__all__'), [])
     return [replace(e, module=module)
-            for n in [*names, *(k for k in found if k not in names and k[0] != '_')] for e in found.get(n, [])
+            for n in [*names, *(k for k in by_name if k not in names and k[0] != '_')] for e in by_name.get(n, [])
             if n in names or '.' in e.name]
 
 cell = lambda text: text.replace('|', '\\|')

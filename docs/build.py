@@ -30,9 +30,9 @@ def write(src):
     for p in pages.notebooks():
         nb, out, raw = pages.read(p), src/targets[p], src/'_extra'/p
         for f in (out, raw): f.parent.mkdir(parents=True, exist_ok=True)
-        found = pages.entries(p)
-        url = f"{s['git_url']}/blob/{s['branch']}/{pages.module_file(pages.module_of(nb))}" if found else ''
-        bottom = '\n\n'.join(filter(None, (reference(found, url) if found else '',
+        items = pages.entries(p)
+        url = f"{s['git_url']}/blob/{s['branch']}/{pages.module_file(pages.module_of(nb))}" if items else ''
+        bottom = '\n\n'.join(filter(None, (reference(items, url) if items else '',
                                            toctrees() if p == 'index.ipynb' else '')))
         out.write_text(json.dumps(Converter(p, targets, cites, names)(nb, links(p, s), bottom)), encoding='utf-8')
         shutil.copy(pages.NBS/p, raw)
@@ -44,16 +44,16 @@ def write(src):
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('out', nargs='?', type=Path, help='a folder, which is replaced; _docs without it')
-    named = parser.parse_args().out
-    if named and named.exists() and not (named/'objects.inv').exists():
-        sys.exit(f'{named} is there and is no site, so it is not replaced; name another folder')
-    out = named or pages.ROOT/'_docs'
+    folder = parser.parse_args().out
+    if folder and folder.exists() and not (folder/'objects.inv').exists():
+        sys.exit(f'{folder} is there and is no site, so it is not replaced; name another folder')
+    out = folder or pages.ROOT/'_docs'
     src = pages.ROOT/'_proc'/'_sphinx'
     write(src)
-    made = src.parent/'html'
-    for old in (out, made): shutil.rmtree(old, ignore_errors=True)
+    html = src.parent/'html'
+    for old in (out, html): shutil.rmtree(old, ignore_errors=True)
     options = ['-q', '-W', '--keep-going', '-j', 'auto',
-               '-d', src.parent/'doctrees', '-c', pages.ROOT/'docs', src, made]
+               '-d', src.parent/'doctrees', '-c', pages.ROOT/'docs', src, html]
     if fault := main(list(map(str, options))): sys.exit(fault)
-    shutil.move(made, out)
+    shutil.move(html, out)
     print(f'The site: {out/"index.html"}')

@@ -25,8 +25,8 @@ def wrong():
         if nb['cells'] != (cells := placed(nb, path)): yield path, dict(nb, cells=cells)
 
 if __name__ == '__main__':
-    found = dict(wrong())
-    for path, nb in found.items():   # as nbdev_clean writes it
+    changes = dict(wrong())
+    for path, nb in changes.items(): # as nbdev_clean writes it
         (pages.NBS/path).write_text(json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n',
                                     encoding='utf-8')
-    print(f'{len(found)} notebooks changed')
+    print(f'{len(changes)} notebooks changed')

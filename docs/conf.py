@@ -27,10 +27,10 @@ def scorer():
                          ''.join(c['source']) and c['cell_type'] == 'markdown']
     places.update(asked=ASKED, small=SMALL)
     text = (Path(__file__).parent/'search.js').read_text(encoding='utf-8')
-    made = pages.ROOT/'_proc'/'search.js'
-    made.parent.mkdir(exist_ok=True)
-    made.write_text(re.sub(r'(?<=chapters = ){.*}', lambda m: json.dumps(places), text), encoding='utf-8')
-    return str(made)
+    file = pages.ROOT/'_proc'/'search.js'
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(re.sub(r'(?<=chapters = ){.*}', lambda m: json.dumps(places), text), encoding='utf-8')
+    return str(file)
 
 html_search_scorer = scorer()
 language, author = 'en', s['author']
@@ -56,21 +56,21 @@ html_show_copyright = False
 def anchors(app, doctree):
     "The anchors Quarto gives: none for the title, Pandoc's for all other headings; names of the reference come first."
     title, *rest = doctree.findall(nodes.section)
-    taken = title['ids'][:] = ['title']
+    ids = title['ids'][:] = ['title']
     names = [x for x in rest if x.parent[0].astext() == 'Reference']
     for x in names + [x for x in rest if x not in names]:
         new = old = slug(x[0].astext())
         n = 0
-        while new in taken:
+        while new in ids:
             n += 1
             new = f'{old}-{n}'
-        taken.append(new)
-        x['ids'] = [new] + [i for i in x['ids'] if i not in taken]
+        ids.append(new)
+        x['ids'] = [new] + [i for i in x['ids'] if i not in ids]
 
 def keywords(app, doctree):
     "The words of asked.yml as the page's keywords, which the search knows like those of its text."
-    if said := ASKED.get(app.env.docname):
-        words = sorted({*SMALL, *re.findall(r'[\w-]+', ' '.join(said))})
+    if phrases := ASKED.get(app.env.docname):
+        words = sorted({*SMALL, *re.findall(r'[\w-]+', ' '.join(phrases))})
         doctree.append(nodes.meta(name='keywords', content=', '.join(words)))
 
 def previews(app, page, template, context, doctree):
@@ -79,9 +79,9 @@ def previews(app, page, template, context, doctree):
     context['metatags'] = context.get('metatags', '') + f'\n{icon}'
     if doctree is None: return
     lead = lambda n: isinstance(n, nodes.Element) and 'lead' in n.get('classes', ())
-    said = next((n.astext() for n in doctree.findall(lead)), s['description'])
+    line = next((n.astext() for n in doctree.findall(lead)), s['description'])
     tag = lambda key, name, text: f'<meta {key}="{name}" content="{escape(" ".join(text.split()))}">'
-    context['metatags'] += '\n'.join(['', tag('name', 'description', said), tag('property', 'og:description', said),
+    context['metatags'] += '\n'.join(['', tag('name', 'description', line), tag('property', 'og:description', line),
                                       tag('property', 'og:title', context['title'] or project),
                                       tag('property', 'og:type', 'article')])
 

@@ -2,7 +2,7 @@
 import base64, functools, json, os, re
 from html import escape
 from pathlib import Path
-from tables import named as named_on_site, set_tables
+from tables import rename as named_on_site, set_tables
 
 NBS = Path(__file__).resolve().parent.parent/'nbs'
 
@@ -18,15 +18,15 @@ def slug(heading):
 
 def directives(source):
     "The `#|` lines of a cell as a dictionary, and the rest of the cell. A text that is `>-` stands in the lines below."
-    lines, found, text = source.splitlines(), {}, None
+    lines, options, text = source.splitlines(), {}, None
     while lines:
-        if text and (m := re.match(r'#\| {2,}(\S.*)', lines[0])): found[text] = f'{found[text]} {m[1]}'.strip()
+        if text and (m := re.match(r'#\| {2,}(\S.*)', lines[0])): options[text] = f'{options[text]} {m[1]}'.strip()
         elif m := re.match(r'#\|\s*([\w-]+)\s*:?\s*(.*)', lines[0]):
             text = m[1] if m[2] == '>-' else None
-            found[m[1]] = '' if text else m[2].strip().strip('"')
+            options[m[1]] = '' if text else m[2].strip().strip('"')
         else: break
         lines.pop(0)
-    return found, '\n'.join(lines).strip('\n')
+    return options, '\n'.join(lines).strip('\n')
 
 def only_imports(source, many=8):
     "Does a cell consist of so many lines of imports? They are folded."
@@ -43,14 +43,14 @@ def prose(text, change):
     parts = re.split(r'(^```.*?^```|^(?: {4}[^\n]*\n?)+|``.+?``|\$\$.+?\$\$|\$[^$\n]+\$)', text, flags=re.S | re.M)
     return ''.join(p if i % 2 else change(p) for i, p in enumerate(parts))
 
-def named(svg):
+def guard_names(svg):
     "An SVG in whose name and description Sphinx does not mark what was searched for: it cannot, and fails."
     return re.sub('<(title|desc)>', r'<\1 class="nohighlight">', svg)
 
 def inline(output):
     "An output whose SVG names itself becomes part of the page: its text is found by search, its ink is the page's."
     svg = ''.join(output.get('data', {}).get('image/svg+xml', ''))
-    return dict(output, data={'text/html': named(svg)}) if '<title>' in svg else output
+    return dict(output, data={'text/html': guard_names(svg)}) if '<title>' in svg else output
 
 def entry_anchor(source):
     "What a cell that shows an entry of the catalogue is linked to by, or None."
@@ -99,7 +99,7 @@ def readable(output):
             for k, v in output.get('data', {}).items()}
     return dict(output, data=data) if data else output
 
-def merged(outputs):
+def merge(outputs):
     "Outputs in which what a stream has said at several times stands together; a warning is then seen to be repeated."
     out = []
     for o in outputs:
@@ -128,11 +128,11 @@ def with_setting(outputs):
     """Below a figure, as text, what it stands on, where the cell has kept that with the picture and says it nowhere
     else; of figures in a row that stand on the same, below the last."""
     outputs = [o for o in outputs if not text_of(o, 'markdown').startswith('*Drawn from:*')] # the same, in a notebook
-    told = ''.join(text_of(o, kind) for o in outputs for kind in ('markdown', 'html'))
-    said = [o.get('metadata', {}).get('here') for o in outputs]
-    for o, here, then in zip(outputs, said, [*said[1:], None]):
+    text = ''.join(text_of(o, kind) for o in outputs for kind in ('markdown', 'html'))
+    bases = [o.get('metadata', {}).get('here') for o in outputs]
+    for o, here, then in zip(outputs, bases, [*bases[1:], None]):
         yield o
-        if here and here != then and here not in told:
+        if here and here != then and here not in text:
             line = f'<p class="here">Drawn from: {escape(named_on_site(here), quote=False)}.</p>'
             yield dict(output_type='display_data', metadata={}, data={'text/html': line})
 
@@ -140,7 +140,7 @@ class Converter:
     "Turns the notebook at `path` into a MyST notebook; links are relative to its page."
     def __init__(self, path, pages, cites=None, names=None):
         self.path, self.pages, self.cites, self.names = path, pages, cites or {}, names or {}
-        self.folder, self.imported, self.anchors = os.path.dirname(path), set(), []
+        self.folder, self.imports, self.anchors = os.path.dirname(path), set(), []
 
     def to(self, target, suffix='.ipynb'):
         "Where `target`, a path from the top of nbs/, is, seen from this page."
@@ -165,7 +165,7 @@ class Converter:
     def picture(self, m):
         "A file as `inline` does it with an output; the page's style sheet has what the file says of its colours."
         svg = (NBS/self.folder/m[1]).read_text(encoding='utf-8').strip()
-        return re.sub('<style>.*?</style>', '', named(svg)) if '<title>' in svg else m[0]
+        return re.sub('<style>.*?</style>', '', guard_names(svg)) if '<title>' in svg else m[0]
 
     def cite(self, m):
         parts = [k.strip().lstrip('@').partition(',') for k in m[1].split(';')] # key, and where in it
@@ -177,7 +177,7 @@ class Converter:
     def name(self, m):
         "Code that names something public as a link; a plain word like `share` only if the page imports it or calls it."
         at = self.names.get(name := re.sub(r'\(.*\)$', '', m[1]))
-        if name == m[1] and re.fullmatch('[a-z]+', name) and name not in self.imported: return m[0]
+        if name == m[1] and re.fullmatch('[a-z]+', name) and name not in self.imports: return m[0]
         return f"[`{m[1]}`]({self.to(at[0])}#{at[1]})" if at and at[0] != page_of(self.path) else m[0]
 
     def clickable(self, output, alt):
@@ -214,10 +214,10 @@ class Converter:
         if d.keys() & {'hide', 'default_exp', 'export', 'exporti'} or d.get('include') == 'false': return None
         tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d),
                                 ('hide-input', d.get('code-fold') == 'true')) if on]
-        shown = [] if d.get('output') == 'false' else [o for o in map(readable, merged(cell['outputs']))
-                                                         if o.get('text') != '']
+        raw = [] if d.get('output') == 'false' else [o for o in map(readable, merge(cell['outputs']))
+                                                       if o.get('text') != '']
         outputs = [dict(inline(self.clickable(o, d.get('fig-alt', ''))), metadata={}) if 'data' in o else o
-                   for o in with_setting(shown)]
+                   for o in with_setting(raw)]
         for o in outputs:
             if md := o.get('data', {}).get('text/markdown'):
                 o['data'] = {'text/markdown': self.markdown(named_on_site(''.join(md)))}
@@ -241,7 +241,7 @@ class Converter:
     def __call__(self, nb, top='', bottom=''):
         "All cells that are shown; `top` goes under the title, `bottom` to the end."
         source = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
-        self.imported = set(re.findall(r'\w+', ' '.join(re.findall(r'import (.+)', source))))
+        self.imports = set(re.findall(r'\w+', ' '.join(re.findall(r'import (.+)', source))))
         self.names = {n: at for n, at in self.names.items()
                       if not re.search(rf'\b(?:def|class) {n}\b|^ *{n}\b[^(\n]* = ', source, re.M)}
         cells = [c for old in nb['cells'] if (new := self.cell(old)) for c in self.linked(new)]

@@ -7,8 +7,8 @@ PACKAGE = Path(__file__).resolve().parent.parent/'fedlit'
 def modules(package):
     "Module -> file, for instance `engine.tape`; a package counts under its own name."
     parts = lambda f: f.relative_to(package).with_suffix('').parts
-    found = {'.'.join(p for p in parts(f) if p != '__init__'): f for f in sorted(package.rglob('*.py'))}
-    return {m: f for m, f in found.items() if m and m != '_modidx'}
+    files = {'.'.join(p for p in parts(f) if p != '__init__'): f for f in sorted(package.rglob('*.py'))}
+    return {m: f for m, f in files.items() if m and m != '_modidx'}
 
 def statements(tree):
     "Every import, also inside of functions."
@@ -21,23 +21,23 @@ def imports(package=PACKAGE):
         here, graph[name] = [package.name, *name.split('.')], set()
         if file.name != '__init__.py': here.pop()
         for s in statements(ast.parse(file.read_text(encoding='utf-8'))):
-            if isinstance(s, ast.Import): asked = [a.name for a in s.names]
+            if isinstance(s, ast.Import): names = [a.name for a in s.names]
             else:
                 base = here[:len(here) + 1 - s.level] if s.level else []
                 base = '.'.join([*base, *([s.module] if s.module else [])])
-                asked = [f'{base}.{a.name}' if f'{base}.{a.name}'.removeprefix(f'{package.name}.') in files else base
+                names = [f'{base}.{a.name}' if f'{base}.{a.name}'.removeprefix(f'{package.name}.') in files else base
                          for a in s.names]
-            graph[name] |= {a.removeprefix(f'{package.name}.') for a in asked} & files.keys() - {name}
+            graph[name] |= {a.removeprefix(f'{package.name}.') for a in names} & files.keys() - {name}
     return graph
 
 def reached(graph, start):
     "All modules that `start` needs, and they need, and so on."
-    seen, todo = set(), [start]
+    out, todo = set(), [start]
     while todo:
-        new = graph[todo.pop()] - seen
-        seen |= new
+        new = graph[todo.pop()] - out
+        out |= new
         todo += new
-    return seen
+    return out
 
 def circles(graph):
     "Sets of modules that need each other, each in alphabetical order."

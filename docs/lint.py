@@ -15,14 +15,14 @@ def text(path): return (ROOT/path).read_text(encoding='utf-8')
 # -- pages
 
 def every_notebook_stands_in_the_sidebar():
-    found = (p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
-    there = {p.relative_to(ROOT/'nbs').as_posix() for p in found}
-    listed = [p for _, p in pages.sidebar()]
-    for p in sorted(there - set(listed)): yield f'nbs/{p} is missing in nbs/sidebar.yml'
-    for p in sorted({p for p in listed if p.endswith('.ipynb')} - there):
+    files = (p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
+    there = {p.relative_to(ROOT/'nbs').as_posix() for p in files}
+    names = [p for _, p in pages.sidebar()]
+    for p in sorted(there - set(names)): yield f'nbs/{p} is missing in nbs/sidebar.yml'
+    for p in sorted({p for p in names if p.endswith('.ipynb')} - there):
         yield f'nbs/sidebar.yml names nbs/{p}, which is not there'
-    for p in sorted({p for p in listed if listed.count(p) > 1}): yield f'nbs/sidebar.yml names {p} more than once'
-    for p in sorted({p[:-4] for p in listed if p.endswith('.qmd')} ^ set(pages.GENERATED)):
+    for p in sorted({p for p in names if names.count(p) > 1}): yield f'nbs/sidebar.yml names {p} more than once'
+    for p in sorted({p[:-4] for p in names if p.endswith('.qmd')} ^ set(pages.GENERATED)):
         yield f'{p} must stand both in nbs/sidebar.yml and in GENERATED of docs/pages.py'
 
 def numbers_rise_within_a_section():
@@ -48,8 +48,8 @@ def cells_of_code():
             if c['cell_type'] == 'code': yield p, k, source, bool(re.search(r'^#\|\s*exports?\b', source, re.M))
 
 def no_line_of_a_notebook_is_too_wide():
-    for p, k, source, exported in cells_of_code():
-        limit = EXPORTED if exported else LESSON
+    for p, k, source, export in cells_of_code():
+        limit = EXPORTED if export else LESSON
         for line in source.splitlines():
             if len(line) > limit:
                 yield f'{p}[{k}]: {len(line)} characters in a line, but at most {limit}: {line.strip()[:60]}'
@@ -70,13 +70,13 @@ def is_data(source):
 def lines_too_many(source):
     """How many lines of code an exported cell has, where these are too many; 0 where they are not. A row of the table
     that `Method` is, a hook that does nothing, is none."""
-    told = re.sub(r'^    def .*: return .*', '', source, flags=re.M) if 'class Method(' in source else source
-    n = sum(bool(line.strip()) and not line.startswith('#|') for line in told.splitlines())
+    rest = re.sub(r'^    def .*: return .*', '', source, flags=re.M) if 'class Method(' in source else source
+    n = sum(bool(line.strip()) and not line.startswith('#|') for line in rest.splitlines())
     return n if n > LONGEST and not is_data(source) else 0
 
 def no_exported_cell_is_too_long():
-    for p, k, source, exported in cells_of_code():
-        if exported and (n := lines_too_many(source)):
+    for p, k, source, export in cells_of_code():
+        if export and (n := lines_too_many(source)):
             yield f'{p}[{k}]: {n} lines of code, but at most {LONGEST}; tell it in steps'
 
 HEAVIEST = 300_000 # bytes of a page: it is loaded whole, and every version of it stays in the history
@@ -103,7 +103,7 @@ def at_once(node):
     for n in ast.iter_child_nodes(node):
         if n not in later: yield from at_once(n)
 
-def bound(tree):
+def bindings(tree):
     "The names that a cell binds, its parameters and those of its comprehensions among them."
     for n in ast.walk(tree):
         if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load): yield n.id
@@ -116,15 +116,15 @@ def bound(tree):
 def unbound(sources):
     """Quarto's preparation runs those cells of a page that import something or are exported, and no others:
     (cell, name) of what such a cell needs and none of them binds."""
-    known = {*dir(builtins), 'get_ipython'}
+    names = {*dir(builtins), 'get_ipython'}
     for k, source in enumerate(sources):
         if re.search(r'^#\|\s*eval:\s*false', source, re.M): continue
         tree = ast.parse(re.sub(r'^[%!].*', 'pass', source, flags=re.M))
-        exported = re.search(r'^#\|\s*(exports?|exporti|exec_doc)\b', source, re.M)
-        if not exported and not any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(tree)): continue
-        known |= {*bound(tree)}
+        export = re.search(r'^#\|\s*(exports?|exporti|exec_doc)\b', source, re.M)
+        if not export and not any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(tree)): continue
+        names |= {*bindings(tree)}
         for n in at_once(tree):
-            if isinstance(n, ast.Name) and n.id not in known: yield k, n.id
+            if isinstance(n, ast.Name) and n.id not in names: yield k, n.id
 
 def a_cell_that_imports_needs_no_cell_that_does_not():
     for p in pages.notebooks():
@@ -135,34 +135,34 @@ def a_cell_that_imports_needs_no_cell_that_does_not():
 def every_public_name_is_documented():
     for p in pages.notebooks():
         if (module := pages.module_of(pages.read(p))) and module != 'methods.__init__':
-            said, source = {e.name for e in pages.entries(p)}, text(pages.module_file(module))
+            names, source = {e.name for e in pages.entries(p)}, text(pages.module_file(module))
             for n in re.findall(r'^(?:def|class) ([A-Za-z]\w*)', source, re.M):
-                if f"'{n}'" in source.split(']')[0] and n not in said: yield f'{p}: {n} is public and not documented'
+                if f"'{n}'" in source.split(']')[0] and n not in names: yield f'{p}: {n} is public and not documented'
 
 def every_paper_has_an_author_a_title_and_a_year():
-    found, source = pages.bibliography(), text('nbs/references.bib')
-    if len(found) != (n := source.count('\n@') + source.startswith('@')):
-        yield f'nbs/references.bib: {len(found)} of {n} entries can be read'
-    for key, (_, fields) in found.items():
+    papers, source = pages.bibliography(), text('nbs/references.bib')
+    if len(papers) != (n := source.count('\n@') + source.startswith('@')):
+        yield f'nbs/references.bib: {len(papers)} of {n} entries can be read'
+    for key, (_, fields) in papers.items():
         for lack in {'author', 'title', 'year'} - fields.keys(): yield f'nbs/references.bib: {key} has no {lack}'
 
 def every_citation_has_a_paper():
-    known = pages.bibliography()
+    papers = pages.bibliography()
     for p in pages.notebooks():
         for k, c in enumerate(pages.read(p)['cells']):
-            said = re.findall(r'\[@[^\]]+\]', ''.join(c['source'])) if c['cell_type'] == 'markdown' else ()
-            for key in {*re.findall(r'@([\w:-]+)', ' '.join(said))} - known.keys():
+            cites = re.findall(r'\[@[^\]]+\]', ''.join(c['source'])) if c['cell_type'] == 'markdown' else ()
+            for key in {*re.findall(r'@([\w:-]+)', ' '.join(cites))} - papers.keys():
                 yield f'{p}[{k}]: nbs/references.bib has no {key}'
 
 # -- the layout: the core is read in the order of its numbers, and imported in the same order
 
 def core():
     "Module -> number of its page, of the pages that are read in order."
-    found = {}
+    numbers = {}
     for _, p in pages.sidebar():
         if (m := re.match(r'(\d+)_', p)) and (module := pages.module_of(pages.read(p))):
-            found[module] = int(m[1])
-    return dict(sorted(found.items(), key=lambda page: page[1]))
+            numbers[module] = int(m[1])
+    return dict(sorted(numbers.items(), key=lambda page: page[1]))
 
 def arrows_run_down():
     "A page needs lower numbers only, also by way of the engine; none of the core needs papers, and the ground nothing."
@@ -201,16 +201,16 @@ def lessons():
 
 def every_name_is_imported_from_its_home():
     "The module that makes it, which is the only one that lists it in `__all__`."
-    borrowed = {module: {a.asname or a.name for n in ast.walk(ast.parse(file.read_text(encoding='utf-8')))
-                         if isinstance(n, ast.ImportFrom) and n.level for a in n.names}
-                for module, file in modules(ROOT/'fedlit').items() if module not in DOORS}
-    borrowed['papers.catalogue'] -= {'CATALOGUE'} # which is complete only there
+    foreign = {module: {a.asname or a.name for n in ast.walk(ast.parse(file.read_text(encoding='utf-8')))
+                        if isinstance(n, ast.ImportFrom) and n.level for a in n.names}
+               for module, file in modules(ROOT/'fedlit').items() if module not in DOORS}
+    foreign['papers.catalogue'] -= {'CATALOGUE'} # which is complete only there
     for place, source in lessons():
         if re.search('^_all_ =', source, re.M): yield f'{place} lists names of others'
         for n in ast.walk(ast.parse(source)):
             if not isinstance(n, ast.ImportFrom) or not (n.module or '').startswith('fedlit.'): continue
             for a in n.names:
-                if a.name in borrowed.get(n.module[7:], ()): yield f'{place}: {a.name} is not of {n.module}'
+                if a.name in foreign.get(n.module[7:], ()): yield f'{place}: {a.name} is not of {n.module}'
 
 MANY = 8 # parameters; what users call may have more, and so may a hook, which asks for what it needs by name
 FRONT = 'federate', 'federating'
@@ -220,8 +220,8 @@ def no_function_has_too_many_parameters():
     for module, file in modules(ROOT/'fedlit').items():
         for n in ast.walk(ast.parse(file.read_text(encoding='utf-8'))):
             if not isinstance(n, ast.FunctionDef) or n.name in (*FRONT, *hooks): continue
-            named = [a.arg for a in n.args.posonlyargs + n.args.args + n.args.kwonlyargs]
-            many = len(set(named) - {'self', 'cls'})
+            names = [a.arg for a in n.args.posonlyargs + n.args.args + n.args.kwonlyargs]
+            many = len(set(names) - {'self', 'cls'})
             if many > MANY: yield f'fedlit.{module}: {n.name} has {many} parameters, but at most {MANY}'
 
 def patches(tree):
@@ -229,10 +229,10 @@ def patches(tree):
     own = {c.name: {n.name for n in c.body if isinstance(n, ast.FunctionDef)}
            for c in ast.walk(tree) if isinstance(c, ast.ClassDef)}
     for n in ast.walk(tree):
-        if any(dotted(getattr(d, 'func', d)) == 'patch' for d in getattr(n, 'decorator_list', ())):
-            cls, name = dotted(n.args.args[0].annotation), n.name
+        if any(full_name(getattr(d, 'func', d)) == 'patch' for d in getattr(n, 'decorator_list', ())):
+            cls, name = full_name(n.args.args[0].annotation), n.name
         elif isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Attribute):
-            cls, name = dotted(n.targets[0].value), n.targets[0].attr
+            cls, name = full_name(n.targets[0].value), n.targets[0].attr
         else: continue
         yield n.lineno, cls, name, cls in own and name not in own[cls]
         if cls in own: own[cls].add(name)
@@ -259,10 +259,10 @@ def every_promise_names_a_test_that_exists():
     cells = json.loads(text('nbs/guides/rely.ipynb'))['cells']
     page = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
     here = 'https://github.com/fedlit/fedlit/blob/main/'
-    named = re.findall(rf'\[([\w ]+)\]\({here}(tests/[\w/]+\.py|docs/lint\.py)\)', page)
-    if len(named) < 30: yield f'nbs/guides/rely.ipynb: only {len(named)} tests are named'
-    for said, file in named:
-        name = 'test_'*file.startswith('tests') + said.replace(' ', '_')
+    tests = re.findall(rf'\[([\w ]+)\]\({here}(tests/[\w/]+\.py|docs/lint\.py)\)', page)
+    if len(tests) < 30: yield f'nbs/guides/rely.ipynb: only {len(tests)} tests are named'
+    for title, file in tests:
+        name = 'test_'*file.startswith('tests') + title.replace(' ', '_')
         there = (ROOT/file).exists() and f'def {name}(' in text(file)
         if not there: yield f'nbs/guides/rely.ipynb: {file} has no {name}'
     for row in page.splitlines():
@@ -271,11 +271,11 @@ def every_promise_names_a_test_that_exists():
         if row.startswith('|') and row.count('|') != 3: yield f'nbs/guides/rely.ipynb: not two columns: {row}'
 
 def every_dependency_is_justified():
-    asked = configparser.ConfigParser(delimiters=['='])
-    asked.read(ROOT/'settings.ini', encoding='utf-8')
+    config = configparser.ConfigParser(delimiters=['='])
+    config.read(ROOT/'settings.ini', encoding='utf-8')
     rows = [row for row in text('docs/dependencies.md').splitlines() if row.startswith('|')]
     lists = ('requirements', 'dev_requirements', 'docs_requirements')
-    for need in ' '.join(asked['DEFAULT'][key] for key in lists).split():
+    for need in ' '.join(config['DEFAULT'][key] for key in lists).split():
         name, bounds = re.match(r'([\w-]+)(.*)', need).groups()
         row = next((row for row in rows if re.search(rf'\b{name}\b', row.split('|')[1])), None)
         if row is None:
@@ -301,8 +301,8 @@ PLAIN = 'http:/' + r'/(?!127\.0\.0\.1|localhost|www\.w3\.org)' # in two parts, s
 WHERE = {'fedlit/ground/files.py': {'imports urlopen', 'file.extract without a filter'},
          'fedlit/ground/tape.py': {'exec'}}    # runs what it has itself written from recorded tensor operations
 
-def dotted(f): return f'{dotted(f.value)}.{f.attr}' if isinstance(f, ast.Attribute) else getattr(f, 'id', '')
-def given(call, name):
+def full_name(f): return f'{full_name(f.value)}.{f.attr}' if isinstance(f, ast.Attribute) else getattr(f, 'id', '')
+def value_of(call, name):
     return next((k.value.value for k in call.keywords if k.arg == name and isinstance(k.value, ast.Constant)), None)
 
 def doors(source):
@@ -317,14 +317,14 @@ def doors(source):
             out += [(n.lineno, f'imports {m}') for m in names if m.split('.')[0] in MODULES]
             out += [(n.lineno, f'imports {m}') for m in names if m in ('urlopen', 'urlretrieve', 'requests')]
         if isinstance(n, ast.Call):
-            f = dotted(n.func)
+            f = full_name(n.func)
             if f in CALLS or f.endswith('.read_pickle'): out.append((n.lineno, f))
-            if f == 'torch.load' and given(n, 'weights_only') is not True:
+            if f == 'torch.load' and value_of(n, 'weights_only') is not True:
                 out.append((n.lineno, 'torch.load without weights_only=True'))
-            if given(n, 'allow_pickle'): out.append((n.lineno, 'allow_pickle=True'))
-            if given(n, 'shell'): out.append((n.lineno, 'shell=True'))
-            if given(n, 'verify') is False: out.append((n.lineno, 'verify=False'))
-            if f.rpartition('.')[2] in UNPACKING and archives and given(n, 'filter') is None:
+            if value_of(n, 'allow_pickle'): out.append((n.lineno, 'allow_pickle=True'))
+            if value_of(n, 'shell'): out.append((n.lineno, 'shell=True'))
+            if value_of(n, 'verify') is False: out.append((n.lineno, 'verify=False'))
+            if f.rpartition('.')[2] in UNPACKING and archives and value_of(n, 'filter') is None:
                 out.append((n.lineno, f'{f} without a filter'))
         if isinstance(n, ast.Constant) and isinstance(n.value, str):
             if re.search(PLAIN, n.value): out.append((n.lineno, 'an http address'))
@@ -340,13 +340,13 @@ def a_module_opens_no_door():
 def every_file_is_written_by_one_module():
     "`open` for writing, `write_text`, `savefig` and others to a path: only fedlit.ground.files does it."
     writes = re.compile(r"\bopen\([^)]*['\"][wxa]b?\+?['\"]|\.write_(text|bytes)\(|np\.savez?\(\w*path|"
-                        r"save_file\(|torch\.save\(|\.savefig\((?!whole|drawn)|"
+                        r"save_file\(|torch\.save\(|\.savefig\((?!whole|drawn|buffer)|"
                         r"\.to_(csv|json|pickle|parquet)\([^)]*(path|out/)|shutil\.(copy|move)")
     for f in (ROOT/'fedlit').rglob('*.py'):
         name = f.relative_to(ROOT).as_posix()
         if f.name == 'costs.py': continue # to /proc
-        found = {m[0] for m in writes.finditer(text(name))} - {'shutil.copy'*(f.name == 'flower.py')} # to a new folder
-        if found and name != 'fedlit/ground/files.py':
+        calls = {m[0] for m in writes.finditer(text(name))} - {'shutil.copy'*(f.name == 'flower.py')} # to a new folder
+        if calls and name != 'fedlit/ground/files.py':
             yield f'{name} writes a file by itself; fedlit.ground.files does it'
 
 # every generator above that asks for nothing, in the order of this file
@@ -355,6 +355,6 @@ CHECKS = [f for f in [*globals().values()]
 
 if __name__ == '__main__':
     first, *others = CHECKS
-    found = list(first()) or [c for check in others for c in check()] # a page that is not there cannot be read
-    print('\n'.join(found) or f'lint: {len(CHECKS)} checks of pages and sources, no complaint')
-    sys.exit(bool(found))
+    faults = list(first()) or [c for check in others for c in check()] # a page that is not there cannot be read
+    print('\n'.join(faults) or f'lint: {len(CHECKS)} checks of pages and sources, no complaint')
+    sys.exit(bool(faults))

@@ -27,12 +27,12 @@ def cell(c, path):
     "A cell as Markdown, or nothing where the page shows nothing of it."
     source = ''.join(c['source'])
     if c['cell_type'] != 'code': return links(source, path)
-    found, code = directives(source)
-    if found.keys() & UNSHOWN or found.get('include') == 'false': return ''
+    options, code = directives(source)
+    if options.keys() & UNSHOWN or options.get('include') == 'false': return ''
     return f'```python\n{code}\n```' if code else ''
 
 @cache
-def made(path):
+def make(path):
     "A page that docs/pages.py makes; of the gallery, the words."
     with tempfile.TemporaryDirectory() as images:
         text = getattr(pages, pages.GENERATED[page_of(path)])(Path(images))
@@ -41,13 +41,13 @@ def made(path):
 
 def markdown(path):
     "The page `path` of the sidebar as Markdown."
-    if not path.endswith('.ipynb'): return made(path)
+    if not path.endswith('.ipynb'): return make(path)
     return '\n\n'.join(filter(None, (cell(c, path) for c in pages.read(path)['cells'])))
 
 def title(path):
     "Title and subtitle of a page."
     if path.endswith('.ipynb'): return front(pages.NBS/path)
-    return re.match(r'# (.+)\n> (.+)', made(path)).groups()
+    return re.match(r'# (.+)\n> (.+)', make(path)).groups()
 
 def listing():
     "`llms.txt`: the pages by section, in the order of reading, a line each."

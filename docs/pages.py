@@ -47,20 +47,20 @@ def entries(path):
 
 def name_links():
     "Public name -> (its page, its anchor), for names that stand on one page only."
-    found = {}
+    places = {}
     for p in notebooks():
-        for e in entries(p): found.setdefault(e.name, []).append((page_of(p), slug(e.name)))
-    return {n: at[0] for n, at in found.items() if len(at) == 1}
+        for e in entries(p): places.setdefault(e.name, []).append((page_of(p), slug(e.name)))
+    return {n: at[0] for n, at in places.items() if len(at) == 1}
 
 # -- papers
 
 def bibliography():
     "The entries of references.bib: key -> (the entry as text, its fields)."
     text = (NBS/'references.bib').read_text(encoding='utf-8')
-    found = {m[1]: m[0].strip() for m in re.finditer(r'@\w+\{([^,\s]+),.*?\n\}', text, re.S)}
+    texts = {m[1]: m[0].strip() for m in re.finditer(r'@\w+\{([^,\s]+),.*?\n\}', text, re.S)}
     deep = r'[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*'      # braces in braces in braces
     return {k: (t, {f: plain(v) for f, v in re.findall(r'(\w+)\s*=\s*\{(' + deep + r')\}', t)})
-            for k, t in found.items()}
+            for k, t in texts.items()}
 
 ACCENTS = {"'": '\u0301', '"': '\u0308', 'v': '\u030c'}
 
@@ -78,16 +78,16 @@ def short(fields):
 
 def citations(images=None):
     "One heading a paper, named by its key, which is the anchor that pages link to."
-    used = {p: set(re.findall(r'@([\w:-]+)', prose(p))) for p in notebooks()}
+    keys = {p: set(re.findall(r'@([\w:-]+)', prose(p))) for p in notebooks()}
     out = ['# Citations\n> Every paper that a page builds on, with BibTeX; and how to cite fedlit']
     out += ['To cite fedlit itself, use `CITATION.cff` in the repository, or:', f'```bibtex\n{own()}\n```']
     for key, (text, f) in sorted(bibliography().items(), key=lambda kv: (kv[1][1]['author'], kv[1][1]['year'])):
         where = f.get('booktitle') or f.get('journal') or f.get('school') or f.get('note') or 'preprint'
         link = f" [{f['url'].split('//')[1]}]({f['url']})." if 'url' in f else ''
-        pages = ', '.join(f'[{front(NBS/p)[0]}]({p})' for p in notebooks() if key in used[p])
-        said = (f"{f['author'].replace(' and ', '; ')}. *{f['title']}*. {where}, {f['year']}.{link}"
-                + (f' Used on: {pages}.' if pages else ''))
-        out += [f'## {key}', said, f'```bibtex\n{text}\n```']
+        pages = ', '.join(f'[{front(NBS/p)[0]}]({p})' for p in notebooks() if key in keys[p])
+        words = (f"{f['author'].replace(' and ', '; ')}. *{f['title']}*. {where}, {f['year']}.{link}"
+                 + (f' Used on: {pages}.' if pages else ''))
+        out += [f'## {key}', words, f'```bibtex\n{text}\n```']
     return '\n\n'.join(out)
 
 def own():
@@ -103,13 +103,13 @@ def names(images=None):
     out = ['# All names\n> Every public function, class and method of the package, by module']
     internals = {p for captions, p in sidebar() if captions[:1] == ('Internals',)}
     for p in notebooks():
-        if found := entries(p):
+        if items := entries(p):
             link = lambda e: f'[`{e.name}`]({p}#{slug(e.name)})'
             first = lambda e: api.cell(api.escape(re.split(r'(?<=[.]) (?=[A-Z`])|\n', e.doc)[0]))
             title, says = front(NBS/p)
             out += [f'## fedlit.{module_of(read(p))}', f'[{title}]({p}): {says}.',
-                    ', '.join(map(link, found)) + '.' if p in internals else
-                    '| name | what it does |\n|---|---|\n' + '\n'.join(f'| {link(e)} | {first(e)} |' for e in found)]
+                    ', '.join(map(link, items)) + '.' if p in internals else
+                    '| name | what it does |\n|---|---|\n' + '\n'.join(f'| {link(e)} | {first(e)} |' for e in items)]
     return '\n\n'.join(out)
 
 # -- figures
@@ -124,19 +124,19 @@ def shown_in(cell):
 
 def figures(path):
     "The figures of a notebook: (alt text, PNG or SVG, the heading they stand under, what they stand on)."
-    heading, found = '', []
+    heading, out = '', []
     for c in read(path)['cells']:
         if c['cell_type'] == 'markdown':
             heading = ([heading] + re.findall(r'^##+ (.+)', ''.join(c['source']), re.M))[-1]
-        elif c['cell_type'] == 'code': found += [(alt, image, heading, here) for alt, image, here in shown_in(c)]
-    return found
+        elif c['cell_type'] == 'code': out += [(alt, image, heading, here) for alt, image, here in shown_in(c)]
+    return out
 
 def command(path):
     """What computes the figures anew: the command that the page names, or running the page. No figure of the site is
     drawn from runs at paper scale, so a command for those is not the one."""
-    named = [c for c in re.findall(r'`((?:fedlit reproduce|python -m fedlit\.[\w.]+)(?: [^`]*)?)`', prose(path))
-             if '--scale paper' not in c and '...' not in c]
-    return named[0] if named else f'jupyter execute nbs/{path}'
+    commands = [c for c in re.findall(r'`((?:fedlit reproduce|python -m fedlit\.[\w.]+)(?: [^`]*)?)`', prose(path))
+                if '--scale paper' not in c and '...' not in c]
+    return commands[0] if commands else f'jupyter execute nbs/{path}'
 
 def gallery(images):
     "Every figure as a thumbnail that leads to its section, with its data and network; the pictures go to `images`."
@@ -148,10 +148,10 @@ def gallery(images):
             name = f"{page_of(p).replace('/', '-')}-{i}.png"
             if not (svg := picture.startswith('<')): (images/name).write_bytes(base64.b64decode(picture))
             href = page_of(p) + '.html' + ('#' + slug(heading) if heading else '')
-            shown = picture if svg else f'<img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy">'
-            told = (heading or title) + f'. Here: {here}.'*bool(here)
-            cards.append(f'<figure><a href="{href}">{shown}</a>'
-                         f'<figcaption>{escape(told, quote=False)}</figcaption></figure>')
+            tag = picture if svg else f'<img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy">'
+            caption = (heading or title) + f'. Here: {here}.'*bool(here)
+            cards.append(f'<figure><a href="{href}">{tag}</a>'
+                         f'<figcaption>{escape(caption, quote=False)}</figcaption></figure>')
         if cards:
             out += [f'## {title}', f'[{says}]({p}), drawn by `{command(p)}`',
                     '<div class="gallery">\n' + '\n'.join(cards) + '\n</div>']

@@ -19,7 +19,7 @@ if __name__ == '__main__':
     warnings.filterwarnings('ignore', 'Found cells containing imports')   # they are run, and that is tried here
     pages.write(pages.NBS, '.qmd', pages.front_matter)
     refresh_quarto_yml()
-    made = proc_nbs(force=True, n_workers=0)
-    missing = [p for _, p in pages.sidebar() if not (Path(made)/p).exists()]
-    assert not missing, f'{made} has no {missing}'
-    print(f'{made}: {len(pages.sidebar())} pages, as Quarto takes them')
+    folder = proc_nbs(force=True, n_workers=0)
+    missing = [p for _, p in pages.sidebar() if not (Path(folder)/p).exists()]
+    assert not missing, f'{folder} has no {missing}'
+    print(f'{folder}: {len(pages.sidebar())} pages, as Quarto takes them')

@@ -10,17 +10,17 @@ from pages import ROOT, settings
 cfg = settings()
 site = cfg['doc_host'] + cfg['doc_baseurl']
 nb = nbformat.read(ROOT/'nbs/index.ipynb', as_version=4)
-said = [directives(c.source) if c.cell_type == 'code' else ({}, c.source) for c in nb.cells]
+cells = [directives(c.source) if c.cell_type == 'code' else ({}, c.source) for c in nb.cells]
 nb.metadata['language_info'] = dict(name='python') # of the fences
 nb.cells = [nbformat.NotebookNode(c, source=s if d.get('echo') != 'false' else '')
-            for c, (d, s) in zip(nb.cells, said) if 'hide' not in d]
+            for c, (d, s) in zip(nb.cells, cells) if 'hide' not in d]
 for c in nb.cells:
     for o in c.get('outputs', ()): # what moves on the site is a picture here
         if 'image/png' in o.get('data', {}): o['data'].pop('text/html', None)
-body, made = MarkdownExporter().from_notebook_node(nb)
-alts = [d['fig-alt'] for d, _ in said if 'fig-alt' in d]
+body, resources = MarkdownExporter().from_notebook_node(nb)
+alts = [d['fig-alt'] for d, _ in cells if 'fig-alt' in d]
 # figures become files
-for i, (alt, (name, image)) in enumerate(zip(alts, sorted(made['outputs'].items()), strict=True)):
+for i, (alt, (name, image)) in enumerate(zip(alts, sorted(resources['outputs'].items()), strict=True)):
     (ROOT/'nbs/images'/f'index-{i}.png').write_bytes(image)
     body = re.sub(rf'!\[\w*\]\({name}\)', f'![{alt}](images/index-{i}.png)', body)
 body = re.sub(r'```\w*\s+```\n', '', body)                          # what is left of a cell whose code is not shown

@@ -16,27 +16,27 @@ MANY = 7 # columns, from which they stand closer
 # what is a label in the runs, and has another name on the site; runs are found by theirs
 NAMES = {'small_cifar10': 'CIFAR-10 (small)'}
 
-def named(html): return re.sub(rf"\b({'|'.join(NAMES)})\b", lambda m: NAMES[m[1]], html)
+def rename(html): return re.sub(rf"\b({'|'.join(NAMES)})\b", lambda m: NAMES[m[1]], html)
 
 def rows_of(html, part):
     "The rows of a table's 'thead' or 'tbody', each a list of [is it a heading?, inner HTML, rows, columns]."
     def inner(c):
-        return named(escape(c.text or '', False) + ''.join(ElementTree.tostring(e, encoding='unicode') for e in c))
+        return rename(escape(c.text or '', False) + ''.join(ElementTree.tostring(e, encoding='unicode') for e in c))
     return [[[c.tag == 'th', inner(c), int(c.get('rowspan', 1)), int(c.get('colspan', 1))] for c in row]
             for row in ElementTree.fromstring(f'<table>{html}</table>').iterfind(f'{part}/tr')]
 
 def text(html): return unescape(re.sub('<[^>]*>', '', html)).strip()
 
-def placed(rows):
+def place(rows):
     "Column -> cell of every row, with cells that reach over several rows and columns where they begin."
-    out, taken = [], set()
+    out, full = [], set()
     for i, row in enumerate(rows):
-        found, j = {}, 0
+        places, j = {}, 0
         for cell in row:
-            while (i, j) in taken: j += 1
-            found[j] = cell
-            taken |= {(i + a, j + b) for a in range(cell[2]) for b in range(cell[3])}
-        out.append(found)
+            while (i, j) in full: j += 1
+            places[j] = cell
+            full |= {(i + a, j + b) for a in range(cell[2]) for b in range(cell[3])}
+        out.append(places)
     return out
 
 def digits(number): return len(re.sub(r'e.*|[-+.,]', '', number).strip('0'))
@@ -58,13 +58,13 @@ def shorter(column):
         new = [f'{int(n):,}' if 'e' not in n else n for n in numbers] if any(v >= 1e4 for v in values) else numbers
     elif max(behind) < 3 or len({*behind}) > 1 and max(behind) < 5: return column
     else:
-        bare = [f'{v:.6f}'.rstrip('0').rstrip('.') if 1e-6 <= abs(v) < 1e6 else said(v, 1) for v in values]
+        bare = [f'{v:.6f}'.rstrip('0').rstrip('.') if 1e-6 <= abs(v) < 1e6 else format_number(v, 1) for v in values]
         few = max(behind) > 3 and all(digits(n) <= 3 and '.' in n or v == int(v) for n, v in zip(bare, values))
-        new = bare if few else [said(v, decimals(values)) for v in values] # few: rates such as 0.0625
+        new = bare if few else [format_number(v, decimals(values)) for v in values] # few: rates such as 0.0625
     rest = iter(new)
     return [next(rest) if p else c for p, c in zip(plain, column)]
 
-def said(value, decimals):
+def format_number(value, decimals):
     tiny, huge = value and abs(value) < 10**-decimals/2, abs(value) >= 1e7
     return f'{value:.2g}' if tiny or huge else f'{value:.{decimals}f}'
 
@@ -88,7 +88,7 @@ def headings(rows, index):
     if names: out[-1][:index] = names
     return over + out
 
-def numbered(body, head, columns, index):
+def is_count(body, head, columns, index):
     "Does a nameless index only count the rows, or say again what a column says?"
     first = [text(c[1]) for c in columns[0]]
     if index != 1 or any(text(c[1]) for row in head for c in row[:1]) or not all(map(str.isdigit, first)): return False
@@ -124,28 +124,28 @@ def set_table(html):
     if not body or not head: return html
     index = next((k for k, c in enumerate(body[0]) if not c[0]), len(body[0]))
     head = headings(head, index)
-    at, columns = placed(body), {}
+    at, columns = place(body), {}
     for row in at:
         for j, c in row.items(): columns.setdefault(j, []).append(c)
-    right, wordy, counted = {}, set(), numbered(body, head, columns, index)
+    right, wordy, count = {}, set(), is_count(body, head, columns, index)
     for j, cells in sorted(columns.items()):
-        said = [text(c[1]) for c in cells]
-        for c, new, old in zip(cells, shorter(said), said):
+        texts = [text(c[1]) for c in cells]
+        for c, new, old in zip(cells, shorter(texts), texts):
             if new != old: c[1] = new
             if not c[0] and old in MISSING: c[1] = DASH
-        there = [s for s in said if s not in MISSING]
-        if max(map(len, said)) > WORDS: wordy.add(j)
+        there = [s for s in texts if s not in MISSING]
+        if max(map(len, texts)) > WORDS: wordy.add(j)
         right[j] = bool(there) and j >= index and all(SEVERAL.fullmatch(s) for s in there)
-    if counted:
+    if count:
         for row in body + head: row.pop(0)
         right, wordy = {j - 1: r for j, r in right.items() if j}, {j - 1 for j in wordy}
-        at, index = placed(body), 0
+        at, index = place(body), 0
     columns = order(head, index)
     side = lambda j: ' class="number"' if right.get(j) else ' class="words"' if j in wordy else ''
     line = lambda row, tag, over='': '<tr>' + ''.join(
         cell(c, tag if not c[0] else 'th', over if over and c[3] > 1 else side(j))
         for j in columns if (c := row.get(j))) + '</tr>'
-    top = [line(row, 'th', ' class="over"') for row in placed(head)]
+    top = [line(row, 'th', ' class="over"') for row in place(head)]
     kind = 'dataframe many' if len(columns) > MANY else 'dataframe'
     return '\n'.join([f'<table class="{kind}">', '<thead>', *top, '</thead>', '<tbody>',
                       *(line(row, 'td') for row in at), '</tbody>', '</table>'])
@@ -154,6 +154,6 @@ def set_tables(html):
     "Every table of pandas in an output, set."
     form = (r'(?:<div>\s*(?:<style scoped>.*?</style>\s*)?)?<table border="1" class="dataframe">(.*?)</table>'
             r'(?:\s*<p>\d+ rows × \d+ columns</p>)?(?:\s*</div>)?')
-    html = re.sub(r'<table (?:id="T_|class="sentences").*?</table>', lambda m: named(m[0]), html, flags=re.S) # by hand
+    html = re.sub(r'<table (?:id="T_|class="sentences").*?</table>', lambda m: rename(m[0]), html, flags=re.S) # by hand
     html = re.sub(form, lambda m: set_table(m[1]), html, flags=re.S)
     return re.sub('(?<=</t[dh]>)(?=<t[dh])', ' ', html) # else Sphinx's search joins what two cells say to a word

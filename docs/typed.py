@@ -50,11 +50,11 @@ def plain(text):
 def found(text):
     "(kind, words, sentence) of every typed number in Markdown."
     for s in (s for line in plain(text).splitlines() for s in re.split(r'(?<=[.!?]) +(?=[A-Z*(\["])', line)):
-        seen, bare = [], re.sub(NAMED, lambda m: ' '*len(m[0]), s)
+        spans, bare = [], re.sub(NAMED, lambda m: ' '*len(m[0]), s)
         for kind, form in FINDS.items():
             for m in form.finditer(bare if kind == 'decimal' else s):
-                if not any(a < m.end() and m.start() < b for a, b in seen): yield kind, m, s
-                seen.append(m.span())
+                if not any(a < m.end() and m.start() < b for a, b in spans): yield kind, m, s
+                spans.append(m.span())
 
 def prose(cell):
     "What a cell says: all of Markdown, and of code the words beside its figure."
@@ -96,7 +96,7 @@ def check(nbs=NBS, lines=None):
             lines.update(dict.fromkeys(fits, True))
             around = f'{s[max(0, m.start()-40):m.start()]}»{m[0]}«{s[m.end():m.end()+40]}'
             if not fits: wrong.append(f'{page}[{i}]: {around} ({kind})')
-    return wrong + [f'{ALLOWED.name}: nothing needs {p} | {w}' for (p, w), used in lines.items() if not used]
+    return wrong + [f'{ALLOWED.name}: nothing needs {p} | {w}' for (p, w), need in lines.items() if not need]
 
 if __name__ == '__main__':
     wrong = check()

@@ -29,8 +29,8 @@ def largest(
     most = how_many(there.to(finest(there.device)), share)
     places = torch.arange(len(size), device=size.device)
     rank = torch.zeros_like(places).scatter(0, size.argsort(descending=True, stable=True), places)
-    kept = dict(zip(delta, (rank < most).split([v.numel() for v in delta.values()])))
-    return {k: torch.where(kept[k].reshape(v.shape) & live[k], v, 0.) for k, v in delta.items()}
+    marks = dict(zip(delta, (rank < most).split([v.numel() for v in delta.values()])))
+    return {k: torch.where(marks[k].reshape(v.shape) & live[k], v, 0.) for k, v in delta.items()}
 
 # %% ../../nbs/methods/81_compression.ipynb #71000010
 def feed_back(
@@ -43,9 +43,9 @@ def feed_back(
     there = lambda k, v, other: torch.where(beside(mask[k], v).bool(), v, other) if k in mask else v
     if not client: return compress(delta), client
     old = client['residual']
-    wanted = {k: there(k, v + old[k], 0.) for k, v in delta.items()}
-    sent = compress(wanted)
-    return sent, dict(residual={k: there(k, wanted[k] - v, old[k]) for k, v in sent.items()})
+    total = {k: there(k, v + old[k], 0.) for k, v in delta.items()}
+    out = compress(total)
+    return out, dict(residual={k: there(k, total[k] - v, old[k]) for k, v in out.items()})
 
 class _Sparse(dict): "An update of which only the entries that are not zero are sent."
 

@@ -38,7 +38,7 @@ class DSFL(Method):
         return self.weight*F.cross_entropy(forward(params, buffers, x[i])[1], server['said'][i].softmax(-1))
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):
         x, pick = proxy_inputs(self, proxy), lambda tree: {k: trained[k] for k in tree}
-        said = sharpen(opinions(forward, pick(params), pick(buffers), x, peers), self.T)
-        new = distill(forward, (params, buffers), x, said, self.steps, self.lr, seed=round)
+        teacher = sharpen(opinions(forward, pick(params), pick(buffers), x, peers), self.T)
+        new = distill(forward, (params, buffers), x, teacher, self.steps, self.lr, seed=round)
         return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items()
-                if v.is_floating_point()}, dict(said=said)
+                if v.is_floating_point()}, dict(said=teacher)

@@ -22,8 +22,8 @@ class FedAvgM(Method):
         params, # tree: the server's parameters; only its keys are used
     ): # the step the server takes, a tree like `delta`; the new memory, dict(velocity=tree)
         b, new = self.momentum, 1 - self.momentum if self.form == 'released' else 1
-        moved = {k: d for k, d in delta.items() if self.form == 'released' or k in params}
-        old = server.get('velocity') or zeros(moved)
-        v = {k: b*old[k] + new*d for k, d in moved.items()}
-        step = {k: d + b*v[k] for k, d in moved.items()} if self.form == 'nesterov' else v
+        part = {k: d for k, d in delta.items() if self.form == 'released' or k in params}
+        old = server.get('velocity') or zeros(part)
+        v = {k: b*old[k] + new*d for k, d in part.items()}
+        step = {k: d + b*v[k] for k, d in part.items()} if self.form == 'nesterov' else v
         return {**delta, **step}, dict(velocity=v)

@@ -35,8 +35,8 @@ class FedAsync(Method):
     excludes, helpers = 'what a late answer is worth', ('share',)
     ranges = dict(alpha='in (0, 1]', a='at least 0', b='at least 0', form=('constant', 'polynomial', 'hinge'))
     def refuses(self, other, before):
-        merged = before and isinstance(other, (CoordinateMedian, TrimmedMean))
-        return f'it leaves no update of a client to mix in; write {self.name} + {other.name}' if merged else ''
+        clash = before and isinstance(other, (CoordinateMedian, TrimmedMean))
+        return f'it leaves no update of a client to mix in; write {self.name} + {other.name}' if clash else ''
     def share(self,
         staleness, # (K,) number of server steps since each client received its network
     ): # (K,) share of each client's network
@@ -46,5 +46,5 @@ class FedAsync(Method):
         return self.alpha + 0*tau
     def combine(self, deltas, weights, params, received, staleness):
         share = self.share(staleness.to(weights))
-        mixed = lambda k, d: beside(share, d).to(d)*(d + (received[k] - params[k]))
-        return {k: mixed(k, d) if k in params else d for k, d in deltas.items()}, weights
+        mix = lambda k, d: beside(share, d).to(d)*(d + (received[k] - params[k]))
+        return {k: mix(k, d) if k in params else d for k, d in deltas.items()}, weights

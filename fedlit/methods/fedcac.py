@@ -18,8 +18,8 @@ def critical(
 ):            # dict of 0/1 tensors
     "Mark the `share` of entries in each tensor with the largest |(w - w0) w| (FedCAC, eq. 2)."
     def top(v, w):
-        moved = (v - w).abs() > 8*torch.finfo(v.dtype).eps*v.abs().max() # else rounding would choose
-        score = (moved*(v - w)*v).abs().flatten()
+        changes = (v - w).abs() > 8*torch.finfo(v.dtype).eps*v.abs().max() # else rounding would choose
+        score = (changes*(v - w)*v).abs().flatten()
         return (score.argsort(descending=True, stable=True).argsort() < round(share*len(score))).to(v).view_as(v)
     return {k: top(v, received[k]) for k, v in params.items()}
 

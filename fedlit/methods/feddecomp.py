@@ -62,9 +62,9 @@ class FedDecomp(Method):
         return {**params, **new}, {}, {}
     def keep(self, name): return name.startswith('tau.')
     def use(self, params):
-        def corrected(k, w):
+        def correct(k, w):
             return w + self.inner(w.shape)[1]*(params[f'tau.{k}.B']@params[f'tau.{k}.A']).reshape(w.shape)
-        return {k: corrected(k, w) if f'tau.{k}.A' in params else w for k, w in params.items() if not self.keep(k)}
+        return {k: correct(k, w) if f'tau.{k}.A' in params else w for k, w in params.items() if not self.keep(k)}
 
 # %% ../../nbs/methods/46_feddecomp.ipynb #743c1207
 @patch

@@ -70,8 +70,8 @@ def want_whole(
     other, # another part of the method
 ):         # text, the end of an error message; '' if there is nothing against it
     "Why `other` cannot be beside a part that asks the clients' networks."
-    said = "the server asks the network of every client, but clients would train only a part of it"
-    return said if is_partial(other) else ''
+    reason = "the server asks the network of every client, but clients would train only a part of it"
+    return reason if is_partial(other) else ''
 
 # %% ../../nbs/methods/60_feddf.ipynb #5555cb99
 class FedDF(Method):
@@ -86,9 +86,9 @@ class FedDF(Method):
     def teach(self, logits): return logits.mean(0)                  # (K, M, classes) -> (M, classes)
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):
         x, pick = proxy_inputs(self, proxy), lambda tree: {k: trained[k] for k in tree}
-        moved = lambda tree: {k: v + delta[k] if k in delta else v for k, v in tree.items()}
+        move = lambda tree: {k: v + delta[k] if k in delta else v for k, v in tree.items()}
         teacher = self.teach(opinions(forward, pick(params), pick(buffers), x, peers))
-        new = distill(forward, (moved(params), moved(buffers)), x, teacher,
+        new = distill(forward, (move(params), move(buffers)), x, teacher,
                       self.steps, self.lr, self.batch_size, seed=round)
         step = {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items() if k in delta}
         return {**delta, **step}, server

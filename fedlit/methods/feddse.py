@@ -22,9 +22,9 @@ def activity(
     score='mean', # how samples, positions and points are combined: 'mean', or 'sum' as released
 ):           # axis -> (n,) activity of its neurons
     "How strongly each neuron responds to `x`: its activation after the ReLU, or after its layer if no ReLU follows."
-    seen, reduce, out = watch(params, buffers, x)[2], getattr(torch, score), {}
+    values, reduce, out = watch(params, buffers, x)[2], getattr(torch, score), {}
     for p, a in places_to_watch(axes).items():
-        out.setdefault(a, []).append(reduce(seen[p].abs().transpose(0, 1).flatten(1), 1))
+        out.setdefault(a, []).append(reduce(values[p].abs().transpose(0, 1).flatten(1), 1))
     return {a: reduce(torch.stack(v), 0) for a, v in out.items()}
 
 # %% ../../nbs/methods/56_feddse.ipynb #83b3317e

@@ -39,8 +39,8 @@ class FedET(FedDF):
     @property
     def apart(self): return self.form == 'paper' # does only a network that no client has hear all clients?
     def teach(self, logits):
-        said = consensus(logits)
-        sure = F.one_hot(said.argmax(-1), said.shape[-1]).to(said) if self.form == 'paper' else said.softmax(-1)
+        mean = consensus(logits)
+        sure = F.one_hot(mean.argmax(-1), mean.shape[-1]).to(mean) if self.form == 'paper' else mean.softmax(-1)
         both = sure + self.diversity*diversity(logits).softmax(-1)
         return (both/(1 + self.diversity)).clamp(min=1e-12).log()
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):

@@ -105,8 +105,8 @@ def one_round(self:KnowledgeTransfer):
     for k in range(len(self.clients)): self.train_client(k)
     tables = [self.send(k) for k in range(len(self.clients))]
     self.train_server(*map(torch.cat, zip(*tables)))
-    with torch.no_grad(): said = self.server(torch.cat([z for z, _, _ in tables]))
-    self.said, self.round = list(said.split([len(y) for *_, y in tables])), self.round + 1
+    with torch.no_grad(): answers = self.server(torch.cat([z for z, _, _ in tables]))
+    self.said, self.round = list(answers.split([len(y) for *_, y in tables])), self.round + 1
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00016
 @patch
@@ -115,7 +115,7 @@ def test(self:KnowledgeTransfer):
     "Accuracy on the test images, means over clients: with the server's network, and with the clients' own heads."
     x, y = self.task.normalise(self.task.x_test), self.task.y_test
     both = [net(x) for net in self.clients]
-    mean = lambda seen: sum(seen)/len(seen)
+    mean = lambda values: sum(values)/len(values)
     return dict(server=mean([accuracy(self.server(z), y) for z, _ in both]),
                 clients=mean([accuracy(logits, y) for _, logits in both]))
 

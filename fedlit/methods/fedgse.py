@@ -70,12 +70,12 @@ class FedGSE(SubModel):
 @patch
 def mask(self:FedGSE, params, buffers, axes, watch, forward, proxy, client, number, clients, round):
     x, y = self.public(proxy)
-    said, order = client['label'][:len(x)], uniform(len(x), self.seed, round, number, 1, device=x.device)
+    labels, order = client['label'][:len(x)], uniform(len(x), self.seed, round, number, 1, device=x.device)
     if self.similar == 'CSL':
         first = order.argsort()[:self.samples]
-        x, said, order = x[first], said[first], order[first]
-    said = torch.where(said < 0, forward(params, buffers, x, train=False)[1].argmax(1), said)
-    i, target, real = similar_data(said, y, self.similar, self.samples, order)
+        x, labels, order = x[first], labels[first], order[first]
+    labels = torch.where(labels < 0, forward(params, buffers, x, train=False)[1].argmax(1), labels)
+    i, target, real = similar_data(labels, y, self.similar, self.samples, order)
     scores = sensitivity(axes, watch, params, buffers, x[i], target, real, self.form)
     return {a: self.top(g, self.rate(number, clients, round)) for a, g in scores.items()}
 

@@ -56,8 +56,8 @@ def begin(self:FedMD, params, client, buffers, forward, proxy, server, round):
             raise ValueError(f"{self!r}: transfer needs labels of the public samples, proxy=(x, y), and every sample "
                              f"needs one; there are {len(x)} samples and {len(labels)} labels")
     def error(p, i):
-        said = forward(p, buffers, x[at[i]])[1]
-        return F.l1_loss(said, server['said'][i]) if server else F.cross_entropy(said, labels[i])
+        logits = forward(p, buffers, x[at[i]])[1]
+        return F.l1_loss(logits, server['said'][i]) if server else F.cross_entropy(logits, labels[i])
     at = server['at'] if server else torch.arange(len(x), device=x.device)
     rng = np.random.default_rng(round) # the same order for all clients, which may be stacked
     orders = (torch.from_numpy(rng.permutation(len(at))).to(x.device) for _ in range(epochs))

@@ -29,11 +29,11 @@ class FedAdagrad(Method):
         server, # tree: this method's memory, empty before the first round
         params, # tree: the server's parameters; only its keys are used
     ): # the step the server takes, a tree like `delta`; the new memory, dict(mean=tree, second=tree)
-        moved = {k: d for k, d in delta.items() if k in params}
-        old = server or dict(mean=zeros(moved), second={k: torch.full_like(d, self.tau**2) for k, d in moved.items()})
-        m = {k: self.beta1*old['mean'][k] + (1 - self.beta1)*d for k, d in moved.items()}
-        v = {k: self.second(old['second'][k], d*d) for k, d in moved.items()}
-        step = {k: self.lr*m[k]/(v[k].sqrt() + self.tau) for k in moved}
+        part = {k: d for k, d in delta.items() if k in params}
+        old = server or dict(mean=zeros(part), second={k: torch.full_like(d, self.tau**2) for k, d in part.items()})
+        m = {k: self.beta1*old['mean'][k] + (1 - self.beta1)*d for k, d in part.items()}
+        v = {k: self.second(old['second'][k], d*d) for k, d in part.items()}
+        step = {k: self.lr*m[k]/(v[k].sqrt() + self.tau) for k in part}
         return {**delta, **step}, dict(mean=m, second=v)
 
 # %% ../../nbs/methods/32_fedopt.ipynb #13c59c24

@@ -75,10 +75,10 @@ def done(self:FedPAC, client, params, buffers, received, server, data, forward):
 
 @patch
 def merge(self:FedPAC, delta, server, uploads, trained):
-    means, known = prototypes(uploads['means'], uploads['counts'], 'paper')
+    means, there = prototypes(uploads['means'], uploads['counts'], 'paper')
     share = mixtures(uploads['h'], uploads['v'])
     share = share*((share > self.least) | (share == share.amax(1, keepdim=True)))
     share = share/share.sum(1, keepdim=True)
     heads = {k: torch.tensordot(share.to(v), v, 1) for k, v in trained.items() if self.keep(k)}
-    return delta, dict(means=torch.where(known[:, None], means, server['means']),
-                       known=known.to(means).maximum(server['known'])), heads
+    return delta, dict(means=torch.where(there[:, None], means, server['means']),
+                       known=there.to(means).maximum(server['known'])), heads

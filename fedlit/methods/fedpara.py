@@ -111,18 +111,18 @@ class FFALoRA(Method):
             A[f'lora.{k}.A'] = (torch.randn(self.rank, columns, generator=generator)/columns**.5).to(w)
             B[f'lora.{k}.B'] = w.new_zeros(rows, self.rank)
         if not A: raise ValueError(f"{self!r}: this network has no layer to correct besides {self.head!r}")
-        trained = {**{k: v for k, v in params.items() if own(k)}, **B, **(A if self.both else {})}
+        free = {**{k: v for k, v in params.items() if own(k)}, **B, **(A if self.both else {})}
         fixed = {k: v for k, v in params.items() if not own(k)}
-        return trained, {}, {}, {}, fixed if self.both else {**fixed, **A}
+        return free, {}, {}, {}, fixed if self.both else {**fixed, **A}
 
 # %% ../../nbs/methods/47_fedpara.ipynb #aa63ce46
 @patch
 def use(self:FFALoRA, params, fixed):
     tensors = {**fixed, **params}
-    def corrected(k, w):
+    def correct(k, w):
         if f'lora.{k}.B' not in tensors: return w
         return w + self.alpha/self.rank*(tensors[f'lora.{k}.B']@tensors[f'lora.{k}.A']).reshape(w.shape)
-    return {k: corrected(k, w) for k, w in tensors.items() if not k.startswith('lora.')}
+    return {k: correct(k, w) for k, w in tensors.items() if not k.startswith('lora.')}
 
 # %% ../../nbs/methods/47_fedpara.ipynb #a84b84c8
 def best_factors(

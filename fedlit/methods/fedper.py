@@ -31,13 +31,13 @@ def check_prefix(
 ):
     "Raise a `ValueError` if the prefix names none of the trained tensors, or all, or some that others share."
     prefix = getattr(method, field) + '.'
-    said, inside = f'{method.name}: {field}={prefix[:-1]!r}', {k.startswith(prefix) for k in params}
-    if True in inside: check_ties(model, lambda k: k.startswith(prefix), said)
+    text, inside = f'{method.name}: {field}={prefix[:-1]!r}', {k.startswith(prefix) for k in params}
+    if True in inside: check_ties(model, lambda k: k.startswith(prefix), text)
     if len(inside) == 2: return
     if True in inside:
-        raise ValueError(f"{said} holds every parameter that is trained, as where the rest is frozen; "
+        raise ValueError(f"{text} holds every parameter that is trained, as where the rest is frozen; "
                          "nothing else is left to share or to keep")
-    raise ValueError(f"{said} must name a part of the network, {suggest_layers(prefix[:-1], params, model)}")
+    raise ValueError(f"{text} must name a part of the network, {suggest_layers(prefix[:-1], params, model)}")
 
 # %% ../../nbs/methods/42_fedper.ipynb #2af53e4d
 def linear_head(
@@ -71,8 +71,8 @@ class FedBABU(Method):
     lr: float = .1     # learning rate of these steps
     ranges = dict(steps='at least 0', lr='positive')
     def refuses(self, other, before):
-        tuned = self.steps and isinstance(other, OwnNetwork)
-        return f'it tunes the head to the common body; write FedBABU(steps=0) + {other.name}' if tuned else ''
+        clash = self.steps and isinstance(other, OwnNetwork)
+        return f'it tunes the head to the common body; write FedBABU(steps=0) + {other.name}' if clash else ''
     def init(self, params, model):
         check_prefix(self, 'head', params, model)
         head = {k: v for k, v in params.items() if k.startswith(self.head + '.')}

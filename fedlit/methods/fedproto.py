@@ -74,13 +74,13 @@ class FedProto(Method):
         return client, dict(means=means, counts=counts)
     def merge(self, delta, server, uploads, peer_uploads=None):
         each = [u for u in (uploads, peer_uploads) if u]
-        means, known = prototypes(*(torch.cat([u[k] for u in each]) for k in ('means', 'counts')), self.form)
-        return delta, dict(means=torch.where(known[:, None], means, server['means']),
-                           known=known.to(means).maximum(server['known']))
+        means, there = prototypes(*(torch.cat([u[k] for u in each]) for k in ('means', 'counts')), self.form)
+        return delta, dict(means=torch.where(there[:, None], means, server['means']),
+                           known=there.to(means).maximum(server['known']))
 
 # %% ../../nbs/methods/74_fedproto.ipynb #db5a5cda
 @patch
 def predict(self:FedProto, logits, features, server):
-    near, known = -(features[:, None] - server['means']).square().mean(-1), server['known'] > 0
-    near = torch.where(known, near, near.amin(-1, keepdim=True)) # classes without a prototype come last
-    return torch.where(known.any(), near, logits)
+    near, there = -(features[:, None] - server['means']).square().mean(-1), server['known'] > 0
+    near = torch.where(there, near, near.amin(-1, keepdim=True)) # classes without a prototype come last
+    return torch.where(there.any(), near, logits)

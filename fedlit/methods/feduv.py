@@ -32,9 +32,9 @@ def uniformity(
     pair = (place[:, None] < place).flatten()
     if valid is not None: pair = pair & (valid[:, None] & valid).flatten()
     far = (features[:, None] - features).square().sum(-1).flatten()
-    ranked = far.masked_fill(~pair | (far == 0), torch.inf).sort().values
-    many = ranked.isfinite().sum()
-    median = torch.where(many > 0, ranked.gather(0, (many - 1).clamp(min=0)[None]//2)[0], 1.)
+    squares = far.masked_fill(~pair | (far == 0), torch.inf).sort().values
+    many = squares.isfinite().sum()
+    median = torch.where(many > 0, squares.gather(0, (many - 1).clamp(min=0)[None]//2)[0], 1.)
     return torch.where(pair, (-far/median).exp(), 0.).sum()/pair.sum().clamp(min=1)
 
 # %% ../../nbs/methods/19_feduv.ipynb #7ca0afd5

@@ -24,8 +24,8 @@ def threshold(
 ):          # a tensor without dimensions
     "The smallest magnitude that is kept, reduced by a millionth of itself; 0 if all weights are kept."
     sizes = torch.cat([params[k].abs().flatten() for k in of_layers(params)]).sort(descending=True).values
-    kept = how_many(len(sizes), rate, rounding).to(sizes.device)
-    return torch.where(kept == len(sizes), 0., (1 - 1e-6)*sizes.gather(0, (kept.long() - 1).reshape(1))[0])
+    count = how_many(len(sizes), rate, rounding).to(sizes.device)
+    return torch.where(count == len(sizes), 0., (1 - 1e-6)*sizes.gather(0, (count.long() - 1).reshape(1))[0])
 
 # %% ../../nbs/methods/58_fiarse.ipynb #61cdef51
 def submodel(

@@ -57,5 +57,5 @@ class FjORD(HeteroFL):
 # %% ../../nbs/methods/54_fjord.ipynb #c8032c0b
 @patch
 def refuses(self:FjORD, other, before):
-    lost = before and not self.distill and overrides(other, 'output')
-    return f'without distillation it computes the logits anew; write {self.name} + {other.name}' if lost else ''
+    clash = before and not self.distill and overrides(other, 'output')
+    return f'without distillation it computes the logits anew; write {self.name} + {other.name}' if clash else ''

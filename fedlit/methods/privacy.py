@@ -154,8 +154,8 @@ class DP(Method):
     def refuses(self, other, before): return _why_unprotected(self, other, before)
     def init(self, params, model, keeps, buffers):
         _norms_at_home(model, keeps)
-        if added := [k for k in buffers if not keeps(k) and k not in dict(model.named_buffers())]:
-            raise ValueError(f"DP protects parameters; {added[0]}, a buffer that another part of the method adds, "
+        if extra := [k for k in buffers if not keeps(k) and k not in dict(model.named_buffers())]:
+            raise ValueError(f"DP protects parameters; {extra[0]}, a buffer that another part of the method adds, "
                              "would stay at its initial value: let that part `keep` it at home")
         return params, {}, dict(times=torch.tensor(0.)) if self.at == 'client' else {}
     def weigh(self, steps): return torch.full_like(steps, 1/len(steps), dtype=finest(steps.device))
@@ -164,15 +164,15 @@ class DP(Method):
 @patch
 def send(self:DP, delta, client, others, buffers, kept, received):
     if others: raise ValueError(f"DP protects the update, but {', '.join(others)} sends something besides")
-    delta, unchanged = clip_update(delta, self.clip, self.per), {k: received[k] for k in buffers if k not in kept}
-    if self.at == 'server': return delta, client, unchanged
-    return _noisy(delta, self.noise*self.clip, self.source), dict(times=client['times'] + 1), unchanged
+    delta, stats = clip_update(delta, self.clip, self.per), {k: received[k] for k in buffers if k not in kept}
+    if self.at == 'server': return delta, client, stats
+    return _noisy(delta, self.noise*self.clip, self.source), dict(times=client['times'] + 1), stats
 
 @patch
 def merge(self:DP, delta, server, params, kept, participants):
     if self.at == 'client': return delta, server
-    learned = {k: v for k, v in delta.items() if k in params and k not in kept}
-    return {**delta, **_noisy(learned, self.noise*self.clip/participants, self.source)}, server
+    part = {k: v for k, v in delta.items() if k in params and k not in kept}
+    return {**delta, **_noisy(part, self.noise*self.clip/participants, self.source)}, server
 
 @patch
 def wire(self:DP, wire):
@@ -201,8 +201,8 @@ def _column(method, participation, times, own, name='epsilon', **kw): # own: wha
 def columns(self:DP, round, clients, participation, client, method, home): # home: what clients keep besides
     own, times = ('losses', 'sizes', 'steps'), round
     if self.at == 'server':
-        drawn = clients if home or any(map(_remembers, method.parts)) else _sampled_clients(participation, clients)
-        return _column(self, participation, times, own, clients=clients, drawn=drawn)
+        cohort = clients if home or any(map(_remembers, method.parts)) else _sampled_clients(participation, clients)
+        return _column(self, participation, times, own, clients=clients, drawn=cohort)
     if client: times = int(client['times'][:].max()) # sites keep counts
     return _column(self, participation, times, own)
 
@@ -234,8 +234,8 @@ def _why_unprotected(dp, other, before):
         return f"the noise has to be in the mean before a server does anything with it; write {dp!r} + {other!r}"
     if before or not overrides(other, 'send'): return ''
     if central: return f"it changes an update that has been clipped; write {other!r} + {dp!r}"
-    if seen := [n for n in OFFERS if asks_for(other, 'send', n) and n not in AFTER_NOISE]:
-        return f"its `send` sees `{seen[0]}`, which no noise covers; write {other!r} + {dp!r}"
+    if names := [n for n in OFFERS if asks_for(other, 'send', n) and n not in AFTER_NOISE]:
+        return f"its `send` sees `{names[0]}`, which no noise covers; write {other!r} + {dp!r}"
     if asks_for(other, 'send', 'client') and (overrides(other, 'begin') or overrides(other, 'done')):
         return f"its `send` reads a memory of what came before the noise; write {other!r} + {dp!r}"
     return ''
@@ -268,9 +268,9 @@ class DPSGD(Method):
     excludes, protects, alone = 'how gradients are protected', 'samples', ('loss', 'output', 'frozen')
     ranges = _RANGES
     def refuses(self, other, before):
-        seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS
-                if asks_for(other, h, n) and (h, n) != ('predict', 'x')] # which is no sample that it trains on
-        if seen: return f"it looks at samples by itself, at `{seen[0]}`, which no noise covers"
+        names = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS
+                 if asks_for(other, h, n) and (h, n) != ('predict', 'x')] # which is no sample that it trains on
+        if names: return f"it looks at samples by itself, at `{names[0]}`, which no noise covers"
         return f"its gradient would be lost; write {self!r} + {other!r}" if before and overrides(other, 'grad') else ''
     def init(self, params, model):
         _check_layers(model)

@@ -28,8 +28,8 @@ def trimmed_mean(
         held = beside(held, v).expand_as(v) > 0
         v, n = torch.where(held, v, torch.inf), held.sum(0, keepdim=True) # clients without the entry come last
     b = torch.tensor([cut(k) for k in range(K+1)], device=v.device)[n]
-    kept = (at >= b) & (at < n-b)
-    return torch.where(kept, v.sort(0).values, 0).sum(0)/(n - 2*b)[0].clamp(min=1)
+    middle = (at >= b) & (at < n-b)
+    return torch.where(middle, v.sort(0).values, 0).sum(0)/(n - 2*b)[0].clamp(min=1)
 
 def _half(n): return max(0, (n-1)//2)
 
@@ -57,7 +57,7 @@ class NormClipping(Method):
     norm: float = None # the maximum length; None: the median length in the round; inf is FedAvg
     ranges = dict(norm=(lambda v: v is None or v > 0, 'positive, or None'))
     def combine(self, deltas, weights, params):
-        clipped = {}
+        new = {}
         for mine in (True, False): # parameters, then running statistics
             some = {k: v for k, v in deltas.items() if (k in params) == mine}
             if not some: continue
@@ -66,8 +66,8 @@ class NormClipping(Method):
             short = (most/far.clamp(min=torch.finfo(far.dtype).tiny)).clamp(max=1)
             short = torch.where(far.isfinite() | (most == torch.inf), short, 0.)
             some = {k: torch.where(beside(short, v) > 0, v, 0) for k, v in some.items()} # NaN times 0 is NaN
-            clipped.update({k: torch.where(beside(short, v) < 1, v*beside(short, v).to(v), v) for k, v in some.items()})
-        return {k: clipped[k] for k in deltas}, weights
+            new.update({k: torch.where(beside(short, v) < 1, v*beside(short, v).to(v), v) for k, v in some.items()})
+        return {k: new[k] for k in deltas}, weights
 
 # %% ../../nbs/methods/33_robust.ipynb #5ffe4dad
 def _warn_of_too_few(krum, K):
@@ -101,13 +101,13 @@ class Krum(Method):
         if not params.keys() & deltas.keys(): return deltas, weights # all parameters stay at home
         _warn_of_too_few(self, len(weights))
         order = self.scores(deltas, params).nan_to_num(torch.inf).sort(stable=True).indices
-        chosen = torch.zeros_like(weights).index_fill(0, order[:self.best], 1.)
+        picks = torch.zeros_like(weights).index_fill(0, order[:self.best], 1.)
         middle = lambda v: trimmed_mean(v, _half).expand_as(v) # for running statistics, whose lengths mean nothing
-        return {k: torch.where(beside(chosen, v) > 0, v if k in params else middle(v), 0)
-                for k, v in deltas.items()}, chosen/chosen.sum()
+        return {k: torch.where(beside(picks, v) > 0, v if k in params else middle(v), 0)
+                for k, v in deltas.items()}, picks/picks.sum()
 
 # %% ../../nbs/methods/33_robust.ipynb #fb75c3e2
 @patch
 def refuses(self:Krum, other, before):
-    said = "an entry that a client does not train would count as a change of zero, as if the client were near to others"
-    return said if is_partial(other) else ''
+    why = "an entry that a client does not train would count as a change of zero, as if the client were near to others"
+    return why if is_partial(other) else ''

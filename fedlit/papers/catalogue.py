@@ -38,9 +38,9 @@ def entries(*names):
     if not names: return list(CATALOGUE.values())
     out = []
     for n in names:
-        known = [n] if isinstance(n, Entry) else [e for e in CATALOGUE.values() if n in ('all', e.id, e.paper)]
-        if not known: raise unknown_name('entry', n, sorted(CATALOGUE))
-        out += known
+        matches = [n] if isinstance(n, Entry) else [e for e in CATALOGUE.values() if n in ('all', e.id, e.paper)]
+        if not matches: raise unknown_name('entry', n, sorted(CATALOGUE))
+        out += matches
     return list(dict.fromkeys(out))
 
 # %% ../../nbs/papers/catalogue.ipynb #a3195bed
@@ -56,19 +56,19 @@ def reproduce(
     kw = {**({'device': 'cpu'} if scale == 'embedded' else {}), **kw}
     device = kw.get('device', 'auto')
     if (best_device() if device == 'auto' else device) != 'cpu': processes = processes or 1 # they would share it
-    wanted, left = {}, 0
+    requests, missing = {}, 0
     for e in entries(*names):
         note_look(e, scale, folder := out or e.folder, only, seeds)
         for _, s in select(e, scale, only, seeds or looks(e, scale, folder, only)[0][-1]):
             like = plan(scale, e.folder).get(address(replace(s, seed=SEEDS[0])), s) # further seeds measure the same
-            wanted[folder, address(s)] = replace(s, measure=tuple(sorted({*s.measure, *like.measure})))
-    for folder in dict.fromkeys(f for f, _ in wanted):
-        asked = [s for (f, _), s in wanted.items() if f == folder]
-        todo = [s for s in asked if not found(folder, s)]
-        print(f'{len(asked)} runs at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
-        left += run_settings(todo, folder, processes, scale != 'embedded', minutes, progress, **kw)
-    print(f'{left} runs are still missing; the same command goes on' if left else 'all results are there')
-    return left
+            requests[folder, address(s)] = replace(s, measure=tuple(sorted({*s.measure, *like.measure})))
+    for folder in dict.fromkeys(f for f, _ in requests):
+        settings = [s for (f, _), s in requests.items() if f == folder]
+        todo = [s for s in settings if not found(folder, s)]
+        print(f'{len(settings)} runs at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
+        missing += run_settings(todo, folder, processes, scale != 'embedded', minutes, progress, **kw)
+    print(f'{missing} runs are still missing; the same command goes on' if missing else 'all results are there')
+    return missing
 
 # %% ../../nbs/papers/catalogue.ipynb #6d5a486d
 def until_decided(
@@ -77,20 +77,20 @@ def until_decided(
     **kw, # for `reproduce`
 ):        # number of results that are still missing
     "Run some entries with more and more seeds until their claims are decided."
-    left = 0
+    missing = 0
     for e in entries(*names):
         folder = out or e.folder
         had = looks(e, scale, folder, only)[0][-1] or 0
         for n in dict.fromkeys(min(n, max_seeds) for n in range(len(SEEDS), max_seeds+len(SEEDS), len(SEEDS))):
             if n < had: continue
             note_look(e, scale, folder, only, n, until_decided=True)
-            if left := left + reproduce([e], scale, only, out, seeds=n, **kw): return left
+            if missing := missing + reproduce([e], scale, only, out, seeds=n, **kw): return missing
             table = judge_entries([e], scale, only, folder)
             table = table[(table.whose == 'paper') & (table.verdict != 'not evaluated')]
             open_ = (table.verdict == 'undecided').sum()
             print(f'{e.id}: {n} seeds, {len(table) - open_} of {len(table)} claims decided', flush=True)
             if not open_: break
-    return left
+    return missing
 
 # %% ../../nbs/papers/catalogue.ipynb #c41c41bc
 def listing(
@@ -100,7 +100,7 @@ def listing(
     only='',       # see `select`; entries that have no such part are left out
 ):
     "A table of entries: id, source, caption, and at each scale how many of the requested runs have a result."
-    wanted, there = entries(*names), {} # entries share runs
+    some, there = entries(*names), {} # entries share runs
     def count(e, scale):
         folders = [out] if out else [e.folder, result_path('catalogue'), result_path('digits')]
         try: runs = {(folders[0], address(s)): s for _, s in entry_runs(e, scale, only, folders[0])}
@@ -109,9 +109,9 @@ def listing(
             raise
         there.update((k, any(found(f, s) for f in folders)) for k, s in runs.items() if k not in there)
         return f'{sum(map(there.get, runs))}/{len(runs)}' if runs else ''
-    rows = [dict(entry=e.id, source=e.source, **{s: count(e, s) for s in scales}, caption=e.caption) for e in wanted]
+    rows = [dict(entry=e.id, source=e.source, **{s: count(e, s) for s in scales}, caption=e.caption) for e in some]
     rows = [r for r in rows if any(r[s] for s in scales)]
-    if not rows: select(wanted[0], scales[0], only) # raises an error with the choices
+    if not rows: select(some[0], scales[0], only) # raises an error with the choices
     return pd.DataFrame(rows)
 
 # %% ../../nbs/papers/catalogue.ipynb #bf3fbee3
@@ -139,32 +139,32 @@ def report(
     to=None,  # folder for drawings and tables; None: next to the results
 ):
     "Print and write tables, drawings and verdicts of some entries."
-    wanted = [e for e in entries(*names) if names or len(found_rows(e, scale, only, out or e.folder)[0])]
-    if not wanted:
+    some = [e for e in entries(*names) if names or len(found_rows(e, scale, only, out or e.folder)[0])]
+    if not some:
         folders = [out] if out else dict.fromkeys(e.folder for e in entries())
         raise FileNotFoundError(f"no results at scale {scale} in {' or '.join(map(str, folders))}; "
                                 '`fedlit reproduce` and `fedlit reproduce all` make them')
-    for e in wanted: note_seen(e, scale, out or e.folder, only)
-    folders = dict.fromkeys(out or e.folder for e in wanted)
-    claims = pd.concat(judge_entries([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
-    for e in wanted: _tell(e, report_entry(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
+    for e in some: note_seen(e, scale, out or e.folder, only)
+    folders = dict.fromkeys(out or e.folder for e in some)
+    claims = pd.concat(judge_entries([e for e in some if (out or e.folder) == f], scale, only, f) for f in folders)
+    for e in some: _tell(e, report_entry(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
     print(f'\n{tally(claims)}')
 
 # %% ../../nbs/papers/catalogue.ipynb #rep00003
-def _tell(e, said, scale, out):
+def _tell(e, facts, scale, out):
     print('\n' + wrap_text(f'{e.id} ({e.source}), {scale}: {e.caption}. '
-                           f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.', 2))
-    for line in (f'On {said.here}.', said.remarks, quantity(e, said.rows)):
+                           f'{len(facts.rows)} of {len(facts.rows)+len(facts.missing)} runs.', 2))
+    for line in (f'On {facts.here}.', facts.remarks, quantity(e, facts.rows)):
         if line: print(wrap_text(f'  {line}', 2))
-    for name, t in [*said.tables, ('beside the paper' if e.published else 'numbers', said.beside)]:
+    for name, t in [*facts.tables, ('beside the paper' if e.published else 'numbers', facts.beside)]:
         if t is not None and len(t):
             plain = isinstance(t.index, pd.RangeIndex)
             print(f'\n{name}'.rstrip(), table_lines(t, line_width=WIDTH, index=not plain), sep='\n')
-    if len(said.rows): print('\nclaims', verdict_lines(said.claims), sep='\n')
-    if said.figures: print('  Figures:', ', '.join(map(str, said.figures)))
-    if said.written: print('  Tables: ', ', '.join(map(str, said.written)))
-    if len(said.rows): print('  Runs:   ', out or e.folder)
-    for line in said.news: print(f'  {line}')
+    if len(facts.rows): print('\nclaims', verdict_lines(facts.claims), sep='\n')
+    if facts.figures: print('  Figures:', ', '.join(map(str, facts.figures)))
+    if facts.written: print('  Tables: ', ', '.join(map(str, facts.written)))
+    if len(facts.rows): print('  Runs:   ', out or e.folder)
+    for line in facts.news: print(f'  {line}')
 
 # %% ../../nbs/papers/catalogue.ipynb #b035401d
 @functools.cache
@@ -175,9 +175,9 @@ def _caption(e, scale, only, runs, rows, here):
     part = f'{scale}, {only}' if only else scale
     paper = f' *At paper scale:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
     source = e.source[0].upper() + e.source[1:]
-    told = (f'**{source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
+    text = (f'**{source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
             f'{quantity(e, rows)}')
-    return f'{told.rstrip()}\n\n*Here:* {here}.{paper}'
+    return f'{text.rstrip()}\n\n*Here:* {here}.{paper}'
 
 # %% ../../nbs/papers/catalogue.ipynb #f422e7d9
 def show(id, scale='embedded', only='', out=None): # None: the results that come with fedlit
@@ -186,20 +186,20 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     e = CATALOGUE[id]
     runs = entry_runs(e, scale, only, out)
     rows, missing = found_rows(e, scale, only, out)
-    drawn = complete_seeds(rows, missing)
-    here, under = basis(runs, missing), basis_of(drawn, runs)
+    whole = complete_seeds(rows, missing)
+    here, under = basis(runs, missing), basis_of(whole, runs)
     display(Markdown(_caption(e, scale, only, runs, rows, here)))
     if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
-    if len(drawn) < len(rows): display(Markdown(f'Drawn and tabulated from complete seeds only: {under}.'))
-    made = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(drawn)) is not None]
+    if len(whole) < len(rows): display(Markdown(f'Drawn and tabulated from complete seeds only: {under}.'))
+    drawings = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(whole)) is not None]
     table = judge_entries([e], scale, only, out) if out or only else _judge_shipped(e.paper, scale)
     claims = verdict_view(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
-        for m in made:
+        for m in drawings:
             if isinstance(m, pd.DataFrame): display(m)
             else: display_linked(m, under)
-        beside = compare_published(e, drawn) if e.published or quantity(e, rows) else ()
+        beside = compare_published(e, whole) if e.published or quantity(e, rows) else ()
         most = pd.get_option('display.max_rows') or math.inf # None: the page asks for all
         if 0 < len(beside) <= most: display(beside)
         if len(claims): display(claims.set_index('claim'))

@@ -28,20 +28,20 @@ def ends(
     percent=100, # factor
 ):               # dict of three columns
     "A curve's last value, its mean over the last third and its best, times `percent`; NaN where a test is missing."
-    late, tested = values[-math.ceil(len(values)/3):], [v for v in values if v is not None]
+    late, valid = values[-math.ceil(len(values)/3):], [v for v in values if v is not None]
     three = {name: values[-1], f'{name}_late': None if None in late else float(np.mean(late)),
-             f'{name}_best': max(tested, default=None)}
+             f'{name}_best': max(valid, default=None)}
     return {k: math.nan if v is None else percent*v for k, v in three.items()}
 
 # %% ../../nbs/papers/claims.ipynb #dda9b704
 def _row(labels, r):
-    seen = {}
-    for k, v in r['measured'].items(): seen.update(v if isinstance(v, dict) else {k: v})
+    values = {}
+    for k, v in r['measured'].items(): values.update(v if isinstance(v, dict) else {k: v})
     accuracies, own = r['history'].get('accuracy') or [None], r['history'].get('personal')
     seconds = [v for v in r['history'].get('seconds', []) if v is not None]
-    if 'everywhere' in seen: accuracies = [seen['everywhere']]
+    if 'everywhere' in values: accuracies = [values['everywhere']]
     curves = ends(accuracies, 'accuracy') | (ends(own, 'personal') if own else {})
-    return {**seen, **curves, 'round_seconds': float(np.median(seconds)) if seconds else math.nan,
+    return {**values, **curves, 'round_seconds': float(np.median(seconds)) if seconds else math.nan,
             **labels, 'failed': r.get('failed')}
 
 # %% ../../nbs/papers/claims.ipynb #3612fb48
@@ -96,12 +96,12 @@ def pick(rows, where, value, diverged=False): # value: a column; diverged: retur
     "One column of the rows with certain labels, such as dict(method='FedAvg'), indexed by the other labels."
     where = {k: v(rows[k]) if callable(v) else v for k, v in where.items()}
     part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])] if where else rows
-    said = ', '.join(f'{k}={v}' for k, v in where.items())
+    text = ', '.join(f'{k}={v}' for k, v in where.items())
     rows.attrs.get('lacking', set()).update(labels['seed'] for labels in rows.attrs.get('gaps', ())
                                             if all(labels.get(k) == v for k, v in where.items()))
-    if not len(part): raise LookupError(f'there is no {said} here')
+    if not len(part): raise LookupError(f'there is no {text} here')
     if value not in part: raise LookupError(f'{value} was not measured')
-    if not diverged and part[value].isna().any(): raise LookupError(f'a run with {said} produced NaN or infinity')
+    if not diverged and part[value].isna().any(): raise LookupError(f'a run with {text} produced NaN or infinity')
     if 'read' in rows.attrs: rows.attrs['read'].update((run, value) for run in part.get('run', part.index))
     return part.set_index([k for k in rows.attrs['labels'] if k not in where])[value]
 
@@ -132,8 +132,8 @@ def ahead(a, b, value='accuracy_late', unit='points', how=None, **where): # how:
 
 def wins(first, *others, sentence='{} is ahead of {}', named=None, **kw): # named: method -> name in the sentence
     "The claims that one method is ahead of others, by `ahead`."
-    said = lambda m: (named or {}).get(m, m)
-    return {sentence.format(said(first), said(m)): ahead(first, m, **kw) for m in others}
+    name = lambda m: (named or {}).get(m, m)
+    return {sentence.format(name(first), name(m)): ahead(first, m, **kw) for m in others}
 
 # %% ../../nbs/papers/claims.ipynb #d8b206a5
 def seedwise(how, *each): # how: function of (numbers of claims, seeds) -> (seeds,)
@@ -167,10 +167,10 @@ def best(candidates, others): # lists of Numbers
 def weigh(numbers, d, test): # d: as `numbers` returns them
     "The evidence of a claim: all of its differences must speak for it, and of several candidates one."
     if d.ndim == 1: return numbers.by(d, test) if numbers.by else test(d)
-    found, all_must = [weigh(numbers, v, test) for v in d], 1 if d.ndim == 2 else -1
-    apart = [e.p for e in found if e.side != all_must]
-    if not apart: return Evidence(max(e.p for e in found), all_must, found[0].test)
-    return Evidence(min(1., len(d)*min(apart)), -all_must, found[0].test)
+    each, all_must = [weigh(numbers, v, test) for v in d], 1 if d.ndim == 2 else -1
+    apart = [e.p for e in each if e.side != all_must]
+    if not apart: return Evidence(max(e.p for e in each), all_must, each[0].test)
+    return Evidence(min(1., len(d)*min(apart)), -all_must, each[0].test)
 
 def shown(numbers, d):
     "Of several differences the one to show, (seeds,): the least lead of the best candidate, or the largest difference."
@@ -237,9 +237,9 @@ def rounds_to(rows):
     "Add columns: rounds to FedAvg's last accuracy in that seed, one more than all if never; and `early` and `falls`."
     keys = [k for k in rows.attrs['labels'] if k != 'method']
     ends = pick(rows, dict(method='FedAvg'), 'accuracy')
-    needed = [len(r.curve) if r.method == 'FedAvg' else _rounds_to(r.curve, ends[tuple(r[k] for k in keys)]/100)
+    rounds = [len(r.curve) if r.method == 'FedAvg' else _rounds_to(r.curve, ends[tuple(r[k] for k in keys)]/100)
               for _, r in rows.iterrows()]
-    return add_early_accuracy(rows.assign(rounds=needed))
+    return add_early_accuracy(rows.assign(rounds=rounds))
 
 def add_early_accuracy(rows):
     "Add columns: `early`, the mean accuracy over the first third of the rounds, and `falls`, its mean fall per round."
@@ -271,14 +271,14 @@ class Noted(set):
 def complete(rows, missing, numbers, derive=lambda rows: rows):
     "The rows of the first seeds, up to the first one that lacks a run that the claim reads."
     if not missing: return rows
-    said, lacking = f'{len(missing)} results are missing', Noted()
-    if numbers.whole or not len(rows): raise LookupError(said)
+    text, lacking = f'{len(missing)} results are missing', Noted()
+    if numbers.whole or not len(rows): raise LookupError(text)
     for _ in range(rows.seed.nunique()):
         before, part = len(lacking), rows[rows.seed < min(lacking, default=math.inf)]
         part.attrs.update(rows.attrs, gaps=[labels for labels, _ in missing], lacking=lacking)
         with suppress(LookupError): numbers(derive(part))
         if len(lacking) == before: break
-    if part.seed.nunique() < 2: raise LookupError(said)
+    if part.seed.nunique() < 2: raise LookupError(text)
     return part
 
 # %% ../../nbs/papers/claims.ipynb #91284cc1
@@ -291,12 +291,12 @@ def evaluate(
     out = []
     for text, numbers in claims.items():
         try:
-            seen = derive(complete(rows, missing, numbers, derive)).copy()
-            seen.attrs['read'] = read = Noted()
-            d = numbers(seen)
-            read = read or {(run, '') for run in seen.get('run', seen.index)}
-            evidence = weigh(numbers, d, sequential_test if seen.attrs.get('lacking') else test)
-            out.append(Weighed(entry, text, numbers, shown(numbers, d), evidence, frozenset(read)))
+            part = derive(complete(rows, missing, numbers, derive)).copy()
+            part.attrs['read'] = pairs = Noted()
+            d = numbers(part)
+            pairs = pairs or {(run, '') for run in part.get('run', part.index)}
+            evidence = weigh(numbers, d, sequential_test if part.attrs.get('lacking') else test)
+            out.append(Weighed(entry, text, numbers, shown(numbers, d), evidence, frozenset(pairs)))
         except LookupError as e: out.append(Weighed(entry, text, numbers, why=str(e.args[0])))
     return out
 
@@ -321,16 +321,16 @@ def _cells(w):
                           test=w.evidence.test)
 
 # %% ../../nbs/papers/claims.ipynb #a9a7ff05
-def _family(weighed):
+def _family(claims):
     "Claims judged together: {id of Weighed: (adjusted p value, verdict, seeds that would decide it)}."
-    heads = list({w.same: w for w in weighed if not w.why}.values())
-    adjusted = dict(zip([w.same for w in heads], together([w.evidence.p for w in heads])))
-    of = sum(not math.isnan(p) for p in adjusted.values())
-    rank = min(of, 1 + sum(p <= LEVEL for p in adjusted.values()))
+    heads = list({w.same: w for w in claims if not w.why}.values())
+    p_values = dict(zip([w.same for w in heads], together([w.evidence.p for w in heads])))
+    of = sum(not math.isnan(p) for p in p_values.values())
+    rank = min(of, 1 + sum(p <= LEVEL for p in p_values.values()))
     out = {}
-    for w in weighed:
+    for w in claims:
         if w.why: out[id(w)] = math.nan, 'not evaluated', ''
-        elif math.isnan(p := adjusted[w.same]) or p <= LEVEL:
+        elif math.isnan(p := p_values[w.same]) or p <= LEVEL:
             out[id(w)] = p, 'holds' if w.evidence.side > 0 else 'does not hold', ''
         else: out[id(w)] = p, 'undecided', _needs(w, LEVEL*rank/of)
     return out
@@ -340,12 +340,12 @@ def decide(weighed): # list of Weighed; the part of `entry` before the slash is 
     "The verdicts on claims, one row each; the claims of a paper are judged together."
     families = {}
     for w in weighed: families.setdefault((w.entry.partition('/')[0], w.numbers.ours), []).append(w)
-    found = {k: v for family in families.values() for k, v in _family(family).items()}
+    outcomes = {k: v for family in families.values() for k, v in _family(family).items()}
     number = {same: i for i, same in enumerate(dict.fromkeys(w.same for w in weighed))}
     rows = []
     for w in weighed:
-        adjusted, verdict, needs = found[id(w)]
-        rows.append({'entry': w.entry, **_cells(w), 'p': w.evidence.p if w.evidence else math.nan, 'adjusted': adjusted,
+        q, verdict, needs = outcomes[id(w)]
+        rows.append({'entry': w.entry, **_cells(w), 'p': w.evidence.p if w.evidence else math.nan, 'adjusted': q,
                      'verdict': verdict, 'seeds to decide': needs, 'same': number[w.same]})
     columns = ['entry', 'claim', 'whose', 'measured', 'interval', 'seeds', 'test', 'p', 'adjusted', 'verdict',
                'seeds to decide', 'same']

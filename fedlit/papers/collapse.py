@@ -149,9 +149,9 @@ def _without_length(setting):
 def runs_in(out):
     "The seeds and rounds of the main job's runs in a folder, for `main_job`; its defaults if there are no runs."
     usual = [plain(s) for _, s in collapse_runs('embedded')]
-    known = set(map(_without_length, usual))
-    read = [r.get('setting') for task in {s['task'] for s in usual} for r in all_results(Path(out)/task).values()]
-    there = [s for s in read if _without_length(s) in known]
+    texts = set(map(_without_length, usual))
+    settings = [r.get('setting') for task in {s['task'] for s in usual} for r in all_results(Path(out)/task).values()]
+    there = [s for s in settings if _without_length(s) in texts]
     if not there: return SEEDS, None
     [(rounds, _)] = Counter(s['rounds'] for s in there).most_common(1)
     seeds = tuple(sorted({s['seed'] for s in there if s['rounds'] == rounds}))
@@ -166,11 +166,11 @@ def note_main_job(out):
 
 def left_out(out, rounds):
     "Lines about the files in a folder that a report with this number of rounds does not use."
-    known = {_without_length(plain(s)) for _, s in collapse_runs('embedded')}
+    texts = {_without_length(plain(s)) for _, s in collapse_runs('embedded')}
     for file in sorted(Path(out).glob('*/*.json')):
         if (r := result(file)) is None: yield f'damaged: {file}'
         elif not isinstance(r.get('setting'), dict): yield f'foreign: {file} is no result of a run'
-        elif _without_length(r['setting']) not in known: yield f'foreign: {file} is a run of something else'
+        elif _without_length(r['setting']) not in texts: yield f'foreign: {file} is a run of something else'
         elif r['setting']['rounds'] != rounds:
             yield f"of another length: {file} has {r['setting']['rounds']} rounds, not {rounds}"
 
@@ -211,18 +211,18 @@ ANSWERS = {'holds': 'Yes', 'does not hold': 'No', 'undecided': 'Undecided', 'not
 
 def findings(rows, claims): # DataFrame of `decide`, with their verdicts
     "The findings of the main job, in three sentences."
-    told = claims.set_index('claim')
-    def answer(claim): return ANSWERS[told.verdict[claim]]
+    by_claim = claims.set_index('claim')
+    def answer(claim): return ANSWERS[by_claim.verdict[claim]]
     def mean(value, alpha, method='FedAvg'): return np.nanmean(curves(rows, value, method, alpha))
     def both(alpha): return ' and with FedDecorr '.join(f"{mean('accuracy_late', alpha, m):.1f} %" for m in PAIR)
-    raised, cured = next(iter(GAINS)), 'FedAvg+FedDecorr'
+    gain, remedy = next(iter(GAINS)), 'FedAvg+FedDecorr'
     local = ["Fig. 2b: the same by effective rank: local models",
              "Fig. 3: FedDecorr raises the local models' effective rank"]
     return '\n'.join(map(wrap_text, (
         f"Do uneven labels cost dimensions? {answer(local[0])}: the clients' models have an effective rank of "
         f"{mean('local_rank', EVEN):.1f} with even labels, and {mean('local_rank', STRONG):.1f} at alpha {STRONG}.",
         f"Does FedDecorr bring them back? {answer(local[1])}: with it they have "
-        f"{mean('local_rank', STRONG, cured):.1f}, and their average has {mean('rank', STRONG, cured):.1f} "
+        f"{mean('local_rank', STRONG, remedy):.1f}, and their average has {mean('rank', STRONG, remedy):.1f} "
         f"instead of {mean('rank', STRONG):.1f}.",
-        f"Does it raise the accuracy? {answer(raised)}: FedAvg has {both(STRONG)}, {told.measured[raised]} "
-        f"({told.interval[raised]}); with even labels it has {both(EVEN)}.")))
+        f"Does it raise the accuracy? {answer(gain)}: FedAvg has {both(STRONG)}, {by_claim.measured[gain]} "
+        f"({by_claim.interval[gain]}); with even labels it has {both(EVEN)}.")))

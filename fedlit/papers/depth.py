@@ -63,9 +63,9 @@ def gain_figure(x, by, joined=True): # see `axis_figure`
 
 def gain_by_round(rows):
     "Draw the gain after every round, by depth and alpha."
-    found = gains(rows, 'curve')
-    named = found.assign(method=[cell_name(d, alpha=a) for d, a in zip(found.depth, found.alpha)], gain=100*found.gain)
-    return _about_zero(rounds_figure(value='gain', ylabel='FedDecorr adds (points)')(named))
+    each = gains(rows, 'curve')
+    view = each.assign(method=[cell_name(d, alpha=a) for d, a in zip(each.depth, each.alpha)], gain=100*each.gain)
+    return _about_zero(rounds_figure(value='gain', ylabel='FedDecorr adds (points)')(view))
 
 # %% ../../nbs/papers/depth.ipynb #de000065
 SHOWN = {('FedAvg', float('inf')): 'even labels', ('FedAvg', .05): 'alpha = 0.05',
@@ -73,8 +73,8 @@ SHOWN = {('FedAvg', float('inf')): 'even labels', ('FedAvg', .05): 'alpha = 0.05
 
 def layers_figure(rows):
     "Draw the effective rank after every layer, with even and uneven labels and with FedDecorr, by depth."
-    named = rows.assign(method=list(map(SHOWN.get, zip(rows.method, rows.alpha))), data=rows.depth.map(cell_name))
-    fig = rounds_figure(value='layer_rank', ylabel='effective rank', xlabel='layer')(named)
+    view = rows.assign(method=list(map(SHOWN.get, zip(rows.method, rows.alpha))), data=rows.depth.map(cell_name))
+    fig = rounds_figure(value='layer_rank', ylabel='effective rank', xlabel='layer')(view)
     fig.axes[0].set_ylim(0)
     return fig
 
@@ -95,11 +95,11 @@ def raises(
     **where,       # labels of the runs
 ):
     "The claims that FedDecorr raises the accuracy, or, with even labels, leaves it within a point."
-    out, named = {}, '' if base == 'FedAvg' else f' of {base}'
+    out, suffix = {}, '' if base == 'FedAvg' else f' of {base}'
     for depth, alpha in product(depths, uneven):
         start, claim = cell_name(depth, alpha=alpha, **where), helps(base, depth=depth, alpha=alpha, **where)
-        if alpha < float('inf'): out[f'{start}: it raises the accuracy{named}'] = claim
-        else: out[f'{start}: it changes the accuracy{named} by less than a point'] = level(claim)
+        if alpha < float('inf'): out[f'{start}: it raises the accuracy{suffix}'] = claim
+        else: out[f'{start}: it changes the accuracy{suffix} by less than a point'] = level(claim)
     return out
 
 # %% ../../nbs/papers/depth.ipynb #de000066

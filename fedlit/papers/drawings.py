@@ -107,10 +107,10 @@ def axis_figure(
 def png_of(fig, dpi): # dots per inch
     "The figure as a PNG, cropped to its content; the figure is closed."
     import io, matplotlib.pyplot as plt
-    drawn = io.BytesIO()
-    fig.savefig(drawn, format='png', dpi=dpi, bbox_inches='tight')
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format='png', dpi=dpi, bbox_inches='tight')
     plt.close(fig)
-    return drawn.getvalue()
+    return buffer.getvalue()
 
 def small_picture(fig):
     "The figure as a picture of few colours, for a page with many of them; the figure is closed."
@@ -131,12 +131,12 @@ def link_boxes(fig): # matplotlib Figure; `set_url` has given some of its texts 
     if not (texts := fig.findobj(lambda a: isinstance(a, Text) and a.get_url())): return {}
     fig.draw_without_rendering() # the layout decides where a text is
     cut = fig.get_tightbbox().padded(plt.rcParams['savefig.pad_inches'])
-    found = {}
+    places = {}
     for t in texts:
         at = Text.get_window_extent(t).transformed(fig.dpi_scale_trans.inverted()) # of an annotation without its arrow
         box = ((at.x0 - cut.x0)/cut.width, (cut.y1 - at.y1)/cut.height, at.width/cut.width, at.height/cut.height)
-        found.setdefault(t.get_url(), []).append(' '.join(f'{1000*v:.0f}' for v in box))
-    return {url: ', '.join(boxes) for url, boxes in found.items()}
+        places.setdefault(t.get_url(), []).append(' '.join(f'{1000*v:.0f}' for v in box))
+    return {url: ', '.join(boxes) for url, boxes in places.items()}
 
 def display_linked(fig, here): # here: what it was drawn from
     "Show a figure in a notebook as a small picture, stored with its basis and the links of its names; it is closed."

@@ -79,8 +79,8 @@ def grid(
     "An entry's runs: the bases of a family, crossed with axes."
     def at(scale):
         values = {name: axis(scale) if callable(axis) else axis for name, axis in axes.items()}
-        drawn = seeds.get(scale, SEEDS) if isinstance(seeds, dict) else seeds
-        runs = cross(bases(family, scale, *data), drawn, **values)
+        numbers = seeds.get(scale, SEEDS) if isinstance(seeds, dict) else seeds
+        runs = cross(bases(family, scale, *data), numbers, **values)
         runs = [(labels, change_fields(s, every or {})) for labels, s in runs]
         return list(in_other_ways(runs, ways)) if ways and scale == 'paper' else runs
     return at
@@ -232,15 +232,15 @@ def _look_key(entry, scale, only=''): return f'{entry.id} {scale} {only}'.strip(
 def remember(out, key, **new): # key: id of an entry, scale and part
     "Add fields to an entry's record in `looks.json`; its other fields stay."
     file = Path(out)/'looks.json'
-    known = result(file) or {}
-    write_json(file, known | {key: known.get(key, {}) | new})
+    record = result(file) or {}
+    write_json(file, record | {key: record.get(key, {}) | new})
 
 def looks(entry, scale, out, only='', field='seeds'): # field: 'asked' if the entry's own number of seeds has changed
     "The numbers of seeds requested so far, in order (None: the entry's own), and whether the sequential test judges."
     key, whole = _look_key(entry, scale, only), _look_key(entry, scale)
-    seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
-    record = seen.get(whole, {}) | seen.get(key, {})
-    return record.get(field, [None]), any(v['repeated'] for v in seen.values())
+    records = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
+    record = records.get(whole, {}) | records.get(key, {})
+    return record.get(field, [None]), any(v['repeated'] for v in records.values())
 
 def note_look(entry, scale, out, only='', seeds=None, until_decided=False, field='seeds'): # field: as for `looks`
     "Record a request for this many seeds of an entry; more than before counts as another look."
@@ -251,8 +251,8 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False, field
         there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
         before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
-    repeated = again or until_decided or len(now) > 1
-    remember(out, _look_key(entry, scale, only), **{field: now}, repeated=repeated)
+    sequential = again or until_decided or len(now) > 1
+    remember(out, _look_key(entry, scale, only), **{field: now}, repeated=sequential)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def entry_runs(entry, scale, only='', out=None):
@@ -273,26 +273,26 @@ def judge_entries(entries, scale,
     only='', # see `select`; a part of an entry is judged without the rest of its paper
     out=None):
     "The verdicts on the claims of entries, judged together with all claims of their papers."
-    wanted, papers = {e.id: e for e in entries}, {e.paper for e in entries}
-    family = wanted if only else {**{k: e for k, e in CATALOGUE.items() if e.paper in papers}, **wanted}
-    weighed = []
+    some, papers = {e.id: e for e in entries}, {e.paper for e in entries}
+    family = some if only else {**{k: e for k, e in CATALOGUE.items() if e.paper in papers}, **some}
+    claims = []
     for e in family.values():
         here = out or result_path('catalogue')
         test = sequential_test if looks(e, scale, here, only)[1] else paired_test
-        weighed += evaluate(e.claims, *found_rows(e, scale, only, here), e.derive, test, e.id)
-    table = decide(weighed)
-    return table[table.entry.isin(wanted)]
+        claims += evaluate(e.claims, *found_rows(e, scale, only, here), e.derive, test, e.id)
+    table = decide(claims)
+    return table[table.entry.isin(some)]
 
 # %% ../../nbs/papers/entries.ipynb #5d1f7a3e
 def note_seen(entry, scale, out, only=''):
     "Record how many seeds claims are judged by now; nothing is recorded if no run is missing."
     rows, missing = found_rows(entry, scale, only, out)
-    weighed = evaluate(entry.claims, rows, missing, entry.derive) if missing else []
-    seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}
+    claims = evaluate(entry.claims, rows, missing, entry.derive) if missing else []
+    counts = {len(w.differences) for w in claims if w.evidence and w.evidence.test == 'sequential'} - {1}
     key = _look_key(entry, scale, only)
-    known = {*(result(Path(out)/'looks.json') or {}).get(key, {}).get('seen', ())}
-    if seen <= known: return
-    try: remember(out, key, repeated=True, seen=sorted(seen | known))
+    past = {*(result(Path(out)/'looks.json') or {}).get(key, {}).get('seen', ())}
+    if counts <= past: return
+    try: remember(out, key, repeated=True, seen=sorted(counts | past))
     except OSError as e: warn(f"{Path(out)/'looks.json'} does not remember that {key} was looked at: {first_line(e)}")
 
 # %% ../../nbs/papers/entries.ipynb #cba79883
@@ -319,11 +319,11 @@ def file_of(
 # %% ../../nbs/papers/entries.ipynb #7e266a27
 def _in_words(values, unit='', most=4):
     "The distinct values in words: all of them, or their range."
-    seen = list(dict.fromkeys(values))
-    if len(seen) > most and all(isinstance(v, (int, float)) for v in seen): seen = [f'{min(seen)} to {max(seen)}']
-    words = [f'{v:,}' if isinstance(v, int) else str(v) for v in seen]
-    said = ', '.join(words[:most]) + (f' and {len(words)-most} more' if len(words) > most else '')
-    return f"{said} {unit}{'' if said == '1' or not unit else 's'}".strip()
+    items = list(dict.fromkeys(values))
+    if len(items) > most and all(isinstance(v, (int, float)) for v in items): items = [f'{min(items)} to {max(items)}']
+    words = [f'{v:,}' if isinstance(v, int) else str(v) for v in items]
+    text = ', '.join(words[:most]) + (f' and {len(words)-most} more' if len(words) > most else '')
+    return f"{text} {unit}{'' if text == '1' or not unit else 's'}".strip()
 
 def data_in_words(task): # as in a Setting
     'The data of a setting, such as "cifar10 (16x16 pixels, 10,000 for training, 2,000 for tests)".'
@@ -380,25 +380,25 @@ def show_with_note(fig, here): # here: what it was drawn from
 def write_table(table, path, index=False): return write_file(path, table.to_csv(index=index).encode())
 
 # %% ../../nbs/papers/entries.ipynb #bf89ef82
-def write_drawings(entry, scale, drawn, file, said): # said: the report, to which drawings and failures are added
+def write_drawings(entry, scale, rows, file, facts): # facts: the report, to which drawings and failures are added
     "Write an entry's drawings to files: a table as CSV, a figure as PNG, after which the figure is closed."
     import matplotlib.pyplot as plt
     again = file('claims').exists()
     for name, draw in () if repeats(entry, scale) else entry.draws:
-        try: made = draw(drawn)
+        try: drawing = draw(rows)
         except (LookupError, ValueError, AttributeError) as e:
-            said.news.append(f'{entry.id} cannot be drawn from {len(said.rows)} results: {e}')
+            facts.news.append(f'{entry.id} cannot be drawn from {len(facts.rows)} results: {e}')
             continue
-        if made is None: continue
-        path = file(name, '.csv' if isinstance(made, pd.DataFrame) else '.png')
+        if drawing is None: continue
+        path = file(name, '.csv' if isinstance(drawing, pd.DataFrame) else '.png')
         if again and not path.exists():
-            said.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')
-        if isinstance(made, pd.DataFrame):
-            said.tables.append((name, made))
-            said.written.append(write_table(made, path, index=True))
+            facts.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')
+        if isinstance(drawing, pd.DataFrame):
+            facts.tables.append((name, drawing))
+            facts.written.append(write_table(drawing, path, index=True))
         else:
-            said.figures.append(write_figure(path, sign_figure(made, said.here), dpi=90, bbox_inches='tight'))
-            plt.close(made)
+            facts.figures.append(write_figure(path, sign_figure(drawing, facts.here), dpi=90, bbox_inches='tight'))
+            plt.close(drawing)
 
 # %% ../../nbs/papers/entries.ipynb #6bee2560
 def report_entry(
@@ -408,19 +408,19 @@ def report_entry(
     "Collect everything that a report says about an entry, and write its drawings and tables."
     out = out or entry.folder
     runs, (rows, missing) = entry_runs(entry, scale, only, out), found_rows(entry, scale, only, out)
-    said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
-                           remarks=remarks(entry, scale), here=basis(runs, missing),
-                           claims=judge_entries([entry], scale, only, out) if claims is None else claims)
+    facts = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
+                            remarks=remarks(entry, scale), here=basis(runs, missing),
+                            claims=judge_entries([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
-        said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
-    if missing: said.news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; "
-                                 f"make them: {command(entry, scale, out, only)}")
-    if not len(rows): return said
+        facts.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
+    if missing: facts.news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; "
+                                  f"make them: {command(entry, scale, out, only)}")
+    if not len(rows): return facts
     file = lambda name, end='.csv': file_of(entry, name, end, scale, only, out, to)
-    drawn = complete_seeds(rows, missing)
-    write_drawings(entry, scale, drawn, file, said)
+    whole = complete_seeds(rows, missing)
+    write_drawings(entry, scale, whole, file, facts)
     if entry.value in rows and pd.api.types.is_numeric_dtype(rows[entry.value]):
-        said.beside = compare_published(entry, drawn)
-        said.written.append(write_table(said.beside, file('beside')))
-    said.written.append(write_table(verdict_view(said.claims), file('claims')))
-    return said
+        facts.beside = compare_published(entry, whole)
+        facts.written.append(write_table(facts.beside, file('beside')))
+    facts.written.append(write_table(verdict_view(facts.claims), file('claims')))
+    return facts

@@ -47,9 +47,9 @@ def paired_test(differences): # (n,), one per seed
 def subset_means(d): # (n,)
     "Candidates for the ends of the sign-flip test's interval: sorted means of all subsets, or of randomly drawn ones."
     n = len(d)
-    chosen = (np.arange(1, 2**n)[:, None] >> np.arange(n)) % 2 if 2**n <= ALL_SIGNS else (
+    subsets = (np.arange(1, 2**n)[:, None] >> np.arange(n)) % 2 if 2**n <= ALL_SIGNS else (
         np.random.default_rng(0).integers(0, 2, (ALL_SIGNS-1, n)))
-    return np.sort(chosen@d/chosen.sum(1).clip(1))
+    return np.sort(subsets@d/subsets.sum(1).clip(1))
 
 def interval(differences, level=LEVEL): # level: how often the interval may miss
     "The lowest and the highest centre that `paired_test` does not reject, possibly infinite; NaN for a single seed."
@@ -104,9 +104,9 @@ def seeds_needed(
     n = np.arange(2, MOST+1)
     effect = math.inf if equal(d) and d.any() else abs(d.mean())/d.std(ddof=1) if d.any() else 0.
     limit, centre = stats.t.isf(level/2, n-1), np.minimum(effect*np.sqrt(n), 30)
-    found = (stats.nct.sf(limit, n-1, centre) >= POWER) | (centre > limit + 10)
+    strong = (stats.nct.sf(limit, n-1, centre) >= POWER) | (centre > limit + 10)
     enough = (2/2.**n <= level) | (n < FEW if not equal(d) else False)
-    return float(next(iter(n[found & enough & (n > len(d))]), math.inf))
+    return float(next(iter(n[strong & enough & (n > len(d))]), math.inf))
 
 # %% ../../nbs/papers/evidence.ipynb #7838af13
 def together(p): # p values of claims; NaN if nothing is random
@@ -124,8 +124,8 @@ def capital(differences): # (..., n), in the order of the seeds
     d = np.asarray(differences, float)
     so_far = np.sqrt(np.cumsum(d**2, -1)/np.arange(1, d.shape[-1]+1))
     z = np.divide(d, so_far, out=np.zeros_like(d), where=so_far > 0)
-    grown = lambda sign: np.mean([np.cumprod(1 + np.tanh(sign*c*z), -1) for c in BETS], 0)
-    return np.stack([grown(1), grown(-1)])
+    grow = lambda sign: np.mean([np.cumprod(1 + np.tanh(sign*c*z), -1) for c in BETS], 0)
+    return np.stack([grow(1), grow(-1)])
 
 # %% ../../nbs/papers/evidence.ipynb #e6783923
 def sequential_test(differences): # (n,), in the order of the seeds

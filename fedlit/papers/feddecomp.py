@@ -108,17 +108,17 @@ entry('feddecomp/order', 'sections 1 and 4.4',
 # %% ../../nbs/papers/feddecomp.ipynb #869eacdb
 def ratios(scale):
     "Three values of each of the two ratios, with the other at its default of 0.6; a perceptron has only the first."
-    tried = lambda layers: {r: dict(method=f"FedDecomp(form='paper', {layers}={r})") for r in (.2, .6, 1.)}
+    changes = lambda layers: {r: dict(method=f"FedDecomp(form='paper', {layers}={r})") for r in (.2, .6, 1.)}
     return [run for layers in (('r_l',) if scale == 'embedded' else ('r_l', 'r_c'))
-            for run in grid(DECOMP, 'cifar10', seeds=FIVE_SEEDS, layers={layers: {}}, ratio=tried(layers))(scale)]
+            for run in grid(DECOMP, 'cifar10', seeds=FIVE_SEEDS, layers={layers: {}}, ratio=changes(layers))(scale)]
 
 entry('feddecomp/ratios', 'ablation of R_l and R_c', 'The rank of the private part, relative to full rank',
       grid=ratios,
       draw=axis_figure('ratio', by='layers', value='personal_late',
                        xlabel='rank of the private part, relative to full rank', ylabel='personal accuracy (%)'),
-      claims={f'a ratio of 0.6 is ahead of {said} ({layers})':
+      claims={f'a ratio of 0.6 is ahead of {text} ({layers})':
                   ahead(dict(layers=layers, ratio=.6), dict(layers=layers, ratio=other), 'personal_late')
-              for layers in ('r_l', 'r_c') for other, said in ((1., 'full rank'), (.2, '0.2'))}
+              for layers in ('r_l', 'r_c') for other, text in ((1., 'full rank'), (.2, '0.2'))}
              | {f'a ratio of 0.2 is at most a point behind full rank ({layers})':
                     beyond(ahead(dict(layers=layers, ratio=.2), dict(layers=layers, ratio=1.), 'personal_late'), -1.)
                 for layers in ('r_l', 'r_c')},

@@ -30,14 +30,14 @@ from ..local import Local
 
 # %% ../../nbs/papers/feddecorr.ipynb #05d2db8b
 _sgd = Local(epochs=10, batch_size=64, lr=.01, momentum=.9, weight_decay=1e-4)
-_looked = ('curve', 'spectra')
-_mobile = Setting(task='cifar100', model='mobilenetv2', options=(), rounds=100, local=_sgd, measure=_looked)
+_measures = ('curve', 'spectra')
+_mobile = Setting(task='cifar100', model='mobilenetv2', options=(), rounds=100, local=_sgd, measure=_measures)
 DECORR = dict(
     embedded=dict(
-        digits=Setting(local=Local(epochs=5, batch_size=32, lr=.05, momentum=.9), measure=_looked)),
+        digits=Setting(local=Local(epochs=5, batch_size=32, lr=.05, momentum=.9), measure=_measures)),
     short=dict(
         small_cifar10=Setting(task='cifar10(size=16, train=10000, test=2000)', model='cnn_bn', options=(), rounds=20,
-                              local=replace(_sgd, epochs=5, weight_decay=1e-5), measure=_looked)),
+                              local=replace(_sgd, epochs=5, weight_decay=1e-5), measure=_measures)),
     paper=dict(
         cifar10=replace(_mobile, task='cifar10', local=replace(_sgd, weight_decay=1e-5)), cifar100=_mobile,
         tiny_imagenet=replace(_mobile, task='tiny_imagenet', rounds=50)))
@@ -46,28 +46,28 @@ DECORR = dict(
 def decorr_row(name):
     "A change that turns a setting into a row such as 'MOON+FedDecorr', with the printed hyperparameters."
     def change(s):
-        published, ends_alike = s.model in ('mobilenetv2', 'alexnet_bn'), s.model in ('mobilenetv2', 'cnn_bn')
+        theirs, ends_alike = s.model in ('mobilenetv2', 'alexnet_bn'), s.model in ('mobilenetv2', 'cnn_bn')
         own = dict(FedProx='FedProx(mu=0.001)', MOON='MOON(mu=1.0)', SCAFFOLD='SCAFFOLD()',
                    FedDecorr='FedDecorr(beta=0.1)',
-                   FedAvgM=f"FedAvgM(momentum=0.5, form={'released' if published else 'paper'!r})")
-        projected = 'MOON' in name and ends_alike and s.data in ('cifar10', 'cifar100')
-        head = dict(options=(*s.options, ('projector', True))) if projected else {}
+                   FedAvgM=f"FedAvgM(momentum=0.5, form={'released' if theirs else 'paper'!r})")
+        projector = 'MOON' in name and ends_alike and s.data in ('cifar10', 'cifar100')
+        head = dict(options=(*s.options, ('projector', True))) if projector else {}
         return dict(method=' + '.join(own.get(n, f'{n}()') for n in name.split('+')), **head)
     return change
 
 # %% ../../nbs/papers/feddecorr.ipynb #ced5e29b
 def other_ways(s):
     "Other readings of a run: with the values of the released scripts, or with the formulas as printed."
-    def rewritten(change): return replace(s, method=' + '.join(repr(change(p)) for p in parse(s.method).parts))
-    def released(part):
+    def rewrite(change): return replace(s, method=' + '.join(repr(change(p)) for p in parse(s.method).parts))
+    def to_code(part):
         match part:
             case FedDecorr() if s.data == 'cifar100': return replace(part, beta=.05)
             case FedAvgM() if s.data == 'cifar10': return replace(part, momentum=.9)
             case MOON(): return replace(part, tau=1.)
             case FedProx(): return FedAvg()
             case _: return part
-    def printed(part): return replace(part, form='paper') if isinstance(part, (FedDecorr, FedAvgM, SCAFFOLD)) else part
-    return {'released': rewritten(released), 'as printed': rewritten(printed)}
+    def to_paper(part): return replace(part, form='paper') if isinstance(part, (FedDecorr, FedAvgM, SCAFFOLD)) else part
+    return {'released': rewrite(to_code), 'as printed': rewrite(to_paper)}
 
 BOTH_WAYS = ('At paper scale there are also rows with the values of the released scripts and with the printed '
              'formulas; it is not known which produced the published numbers.')
@@ -196,16 +196,16 @@ STAND_INS = 'At the smaller scales, a wider and a narrower network take the plac
 
 def lost_share(model):
     "The claim's numbers: the share of a network's singular values that uneven labels push below the threshold."
-    def lost(even, uneven): return count_large(even)/len(even) - count_large(uneven)/len(uneven)
-    return ahead(dict(alpha=EVEN), dict(alpha=UNEVEN), 'spectrum', 'of all values', lost, model=model)
+    def lose(even, uneven): return count_large(even)/len(even) - count_large(uneven)/len(uneven)
+    return ahead(dict(alpha=EVEN), dict(alpha=UNEVEN), 'spectrum', 'of all values', lose, model=model)
 
 entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', like='feddecorr/fig7',
       grid=grid(DECORR, 'cifar100', model=lambda scale: dict(list(architectures(scale).items())[1:]),
                 alpha=spectra_alphas),
       draw=spectrum_figure(panel='model'), note=STAND_INS,
       claims=COLLAPSE
-             | {f'uneven labels tend to leave the {said} network fewer dimensions (number of values above 0.01)':
-                    trend_along('alpha', 'significant', model=nth(i)) for i, said in enumerate(('wide', 'narrow'))}
+             | {f'uneven labels tend to leave the {name} network fewer dimensions (number of values above 0.01)':
+                    trend_along('alpha', 'significant', model=nth(i)) for i, name in enumerate(('wide', 'narrow'))}
              | {'uneven labels cost the wide network a larger share of its values above 0.01 '
                          '(alpha 0.05 against even labels, wide minus narrow)':
                              minus(lost_share(nth(0)), lost_share(nth(1)))})
@@ -311,7 +311,7 @@ uneven = shrinks('FedAvg', dict(alpha=UNEVEN), dict(alpha=EVEN))
 EACH_GAIN = {f'FedDecorr raises the accuracy of {b} (alpha 0.05)': helps(b, alpha=UNEVEN) for b in ALL}
 TREND = {f'its gain shrinks as labels get more even ({b}, gain at 0.05 minus gain at 0.5)':
              shrinks(b, dict(alpha=UNEVEN), dict(alpha=.5)) for b in ALL}
-BEST = {f'the highest accuracy of all is with FedDecorr ({said})': best_with(ALL, **a) for said, a in ALPHAS.items()}
+BEST = {f'the highest accuracy of all is with FedDecorr ({text})': best_with(ALL, **a) for text, a in ALPHAS.items()}
 SIZES = {'it adds at least two points where labels are uneven (alpha 0.05 and 0.1, mean over methods)':
              sizeable(dict(alpha=UNEVEN), dict(alpha=.1)),
          **{f'with even labels {b} stays the same, to within a point': level(helps(b, alpha=EVEN)) for b in ALL}}
@@ -349,12 +349,12 @@ entry('feddecorr/table2', 'ICLR Table 2, TPAMI Table I',
 # %% ../../nbs/papers/feddecorr.ipynb #9907e7d7
 TEN = decorr_rows('SCAFFOLD', 'FedNova') | with_and_without(*ALL)
 CORRECTED = 'SCAFFOLD (corrected form)'
-BEST_OF_FOUR = {f'the best of four methods with FedDecorr is ahead of {said} at alpha {a}':
+BEST_OF_FOUR = {f'the best of four methods with FedDecorr is ahead of {name} at alpha {a}':
                 best([final_accuracy(f'{b}+FedDecorr', alpha=a) for b in ALL], [final_accuracy(m, alpha=a)])
-                for a in FOUR[:3] for m, said in (('SCAFFOLD', CORRECTED), ('FedNova', 'FedNova'))}
+                for a in FOUR[:3] for m, name in (('SCAFFOLD', CORRECTED), ('FedNova', 'FedNova'))}
 
-BEST_OF_TEN = {f'the highest accuracy of all ten rows is with FedDecorr ({said})':
-                   best_with(ALL, ('SCAFFOLD', 'FedNova'), **a) for said, a in ALPHAS.items()}
+BEST_OF_TEN = {f'the highest accuracy of all ten rows is with FedDecorr ({name})':
+                   best_with(ALL, ('SCAFFOLD', 'FedNova'), **a) for name, a in ALPHAS.items()}
 
 SCAFFOLD_ROW = ('The released code has no SCAFFOLD; this row uses fedlit\'s corrected form, which, unlike the printed '
                 'one, allows for momentum.')
@@ -419,17 +419,17 @@ def many_clients(n, **fields):
 
 def crowds(scale):
     "Table 3's numbers of clients; digits are too few for a hundred, and at short scale all clients train."
-    sampled = dict(embedded=(40, 50), short=(), paper=(50, 100))[scale]
+    large = dict(embedded=(40, 50), short=(), paper=(50, 100))[scale]
     rounds = dict(rounds=100) if scale == 'paper' else {}
     return ({n: many_clients(n) for n in (10, 20, 30)}
-            | {n: many_clients(n, participation=.2, **rounds) for n in sampled})
+            | {n: many_clients(n, participation=.2, **rounds) for n in large})
 
 # %% ../../nbs/papers/feddecorr.ipynb #84368ebb
 def helps_some(rows):
     "FedDecorr's gain if only some clients train in a round, averaged over the numbers of clients."
-    drawn = [n for n in dict.fromkeys(rows.clients) if n > 30]
-    if not drawn: raise LookupError('all clients train in every round here')
-    return mean_of(*(helps(clients=n) for n in drawn))(rows)
+    sizes = [n for n in dict.fromkeys(rows.clients) if n > 30]
+    if not sizes: raise LookupError('all clients train in every round here')
+    return mean_of(*(helps(clients=n) for n in sizes))(rows)
 
 entry('feddecorr/table3', 'ICLR Table 3, TPAMI Table IV',
       'More clients, all in every round; then still more, a fifth of them in each round',
@@ -473,8 +473,8 @@ entry('feddecorr/table7', 'ICLR Table 7, TPAMI Table VIII', 'Other architectures
       claims={'FedDecorr helps, on average over alphas and architectures': helps(),
               'and more in the wide network than in the narrow one':
                   minus(helps(model=nth(1)), helps(model=nth(2))),
-              **{f'FedDecorr helps in the {said} network': helps(model=nth(i))
-                 for i, said in ((1, 'wide'), (2, 'narrow'))}},
+              **{f'FedDecorr helps in the {name} network': helps(model=nth(i))
+                 for i, name in ((1, 'wide'), (2, 'narrow'))}},
       published='Table 7', note=f'{STAND_INS} {LOSS_AS_PRINTED}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #ec40b61c

@@ -160,15 +160,15 @@ def alike(rows):
 def activation_figure(rows):
     "Draw the mean activation of every neuron of three layers, for pairs of clients with uneven labels."
     import matplotlib.pyplot as plt
-    seen = rows[(rows.heterogeneity == 'high')].iloc[0].activations
-    pairs = [(k, (k + 1) % len(seen)) for k in range(len(seen))]
+    values = rows[(rows.heterogeneity == 'high')].iloc[0].activations
+    pairs = [(k, (k + 1) % len(values)) for k in range(len(values))]
     with style():
         fig, axs = plt.subplots(len(pairs), 3, figsize=(COLUMN, 1.15*len(pairs)), layout='constrained',
                                 sharex='col', sharey='col', squeeze=False)
         for (j, k), row in zip(pairs, axs):
             for l, ax in enumerate(row):
                 for client, colour in ((j, 'accent'), (k, 'grey')):
-                    ax.plot(seen[client][l], color=palette[colour], marker='o', ms=2, lw=.8)
+                    ax.plot(values[client][l], color=palette[colour], marker='o', ms=2, lw=.8)
             row[0].set_ylabel(f'{j} and {k}', rotation=0, ha='right', va='center', labelpad=14)
         for l, ax in enumerate(axs[-1]): ax.set_xlabel(f'neuron of layer {l+1}')
         fig.suptitle('mean activation; of each pair of clients, the first in colour', x=.01, ha='left', fontsize=9)
@@ -344,15 +344,15 @@ entry('feddse/table3.6', 'Table 3.6', 'Equally small clients',
       claims={f'{c}: drawing neurons is ahead of choosing the most active': ahead(DRAWN, CHOSEN, capacity=c)
               for c in SMALL}
              | {'mixed capacities: choosing is ahead of drawing': ahead(CHOSEN, DRAWN, capacity='mixed')}
-             | {f'{c}: {said} is ahead of the rolling window at every heterogeneity (smallest of three leads)':
+             | {f'{c}: {text} is ahead of the rolling window at every heterogeneity (smallest of three leads)':
                     all_of(*(ahead(best, 'FedRolex', heterogeneity=h, capacity=key) for h in ('high', 'low', 'iid')))
-                for c, key, said, best in (*((c, c, 'drawing', DRAWN) for c in SMALL),
+                for c, key, text, best in (*((c, c, 'drawing', DRAWN) for c in SMALL),
                                            ('mixed capacities', 'mixed', 'choosing', CHOSEN))}
              | {f'{c}: drawing gains more over choosing under high heterogeneity than under low':
                     leads_more(DRAWN, CHOSEN, capacity=c) for c in SMALL}
-             | {f'{c}: under high heterogeneity drawing leads choosing by at least {said} points':
+             | {f'{c}: under high heterogeneity drawing leads choosing by at least {text} points':
                     beyond(ahead(DRAWN, CHOSEN, capacity=c, heterogeneity='high'), points)
-                for c, said, points in zip(SMALL, ('ten', 'five'), (10., 5.))}
+                for c, text, points in zip(SMALL, ('ten', 'five'), (10., 5.))}
              | ours({f'{c}: choosing falls behind the rolling window': ahead('FedRolex', CHOSEN, capacity=c)
                      for c in SMALL}),
       published='Table 3.6', note=AS_RELEASED)

@@ -39,19 +39,19 @@ NETWORKS = (('CONV', 'others', PLAIN, 'cnn4', ()),
 
 def networks(scale):
     "Table 4.2's networks, the same at every scale: those of all methods that cut widths, and DepthFL's."
-    cut = dict(others=f'HeteroFL(rates={RATES})', DepthFL='DepthFL()')
+    methods = dict(others=f'HeteroFL(rates={RATES})', DepthFL='DepthFL()')
     return [(dict(data='none', model=name, method=who, seed=0),
-             Setting(cut[who], task=task, model=model, options=options, rounds=0, measure=('sizes',)))
+             Setting(methods[who], task=task, model=model, options=options, rounds=0, measure=('sizes',)))
             for name, who, task, model, options in NETWORKS]
 
 # %% ../../nbs/papers/fedgse.ipynb #35b34ade
 def size_table(rows):
     "Mean parameters and multiplications over capacities, ours and the thesis'."
-    said = {(r.model, r.method): r.printed for r in published_numbers('Table 4.2').itertuples()}
+    theirs = {(r.model, r.method): r.printed for r in published_numbers('Table 4.2').itertuples()}
     return pd.DataFrame([dict(model=r.model, method=r.method,
                               parameters=f'{np.mean(r.parameters)/1e3:.0f}k',
                               MACs=f'{np.mean(r.macs)/1e6:.1f}M',
-                              **{'thesis: parameters/MACs': said.get((r.model, r.method), '')})
+                              **{'thesis: parameters/MACs': theirs.get((r.model, r.method), '')})
                          for r in rows.itertuples()]).set_index(['model', 'method'])
 
 def larger(column):

@@ -36,11 +36,11 @@ def sums(methods):
     if again := [n for n in names if names.count(n) > 1]:
         raise ValueError(f"{again[0]} stands there {names.count(again[0])} times")
     if repr(FedAvg()) in names: raise ValueError("FedAvg() is what all others are compared with; leave it out")
-    made, refused = {}, {}
+    totals, reasons = {}, {}
     for i, j in combinations(range(len(methods)), 2):
-        try: made[i, j] = total(methods[i], methods[j])
-        except ValueError as e: refused[i, j] = str(e)
-    return made, refused
+        try: totals[i, j] = total(methods[i], methods[j])
+        except ValueError as e: reasons[i, j] = str(e)
+    return totals, reasons
 
 # %% ../../nbs/papers/interactions.ipynb #05fc4e34
 SCALES = dict(points=lambda a: 100*a, # scale of an accuracy
@@ -80,43 +80,43 @@ def interactions(
     **kw,        # for `experiment`: task, alpha, clients, rounds, local, ...
 ) -> Interactions:
     "Train FedAvg, all methods, and all pairs that can be added."
-    made, _ = sums(methods)
-    seeds = list_seeds(fewest(max(1, len(made))) if seeds is None else seeds)
+    totals, _ = sums(methods)
+    seeds = list_seeds(fewest(max(1, len(totals))) if seeds is None else seeds)
     asked = {k: str(v) for k, v in kw.items() if not callable(v)} if asked is None else asked
     if train is None:
         request = experiment(**(kw if 'partition' in kw else {'alpha': .1, **kw}))
         train, asked['fingerprint'] = (lambda *run: request(*run).run()), fingerprint_of(request(FedAvg(), 0))
     runs = _resume_runs(folder, asked) if folder else {}
-    every, seen = (FedAvg(), *methods, *made.values()), Interactions(list(methods), seeds, runs, asked)
-    return _complete_runs(seen, every, train, folder, progress)
+    every, result = (FedAvg(), *methods, *totals.values()), Interactions(list(methods), seeds, runs, asked)
+    return _complete_runs(result, every, train, folder, progress)
 
 # %% ../../nbs/papers/interactions.ipynb #4fa13a4e
-def _resume_runs(folder, asked):
+def _resume_runs(folder, settings):
     if not (file := Path(folder)/'interactions.json').exists(): return {}
     there = Interactions.load(file)
-    was, now = ({'fingerprint': {}, **said} for said in (there.asked, asked))
+    was, now = ({'fingerprint': {}, **one} for one in (there.asked, settings))
     differ = differences(was.pop('fingerprint'), now.pop('fingerprint'))
     differ += [f'{k}: {was.get(k)} there, {now.get(k)} here' for k in {**was, **now} if was.get(k) != now.get(k)]
     if differ: raise ValueError(f"{file} has other runs ({'; '.join(differ)}); choose another folder")
     return there.runs
 
-def _complete_runs(seen, every, train, folder, progress): # every: the methods and their sums
+def _complete_runs(result, every, train, folder, progress): # every: the methods and their sums
     "All runs; an exception has those so far, with the complete seeds if there are any."
-    left = lambda: [(m, s) for s in seen.seeds for m in every if (repr(m), s) not in seen.runs]
+    missing = lambda: [(m, s) for s in result.seeds for m in every if (repr(m), s) not in result.runs]
     try:
-        for m, s in tqdm(left(), desc='runs', disable=not progress):
+        for m, s in tqdm(missing(), desc='runs', disable=not progress):
             checkpoint = folder and str(file_of(folder, m, s))
-            seen.runs[repr(m), s] = _curve_or_error(train, m, s, checkpoint)
+            result.runs[repr(m), s] = _curve_or_error(train, m, s, checkpoint)
             if not folder: continue
-            seen.runs.update(_resume_runs(folder, seen.asked)) # what another process has written meanwhile
-            seen.save(Path(folder)/'interactions.json')
+            result.runs.update(_resume_runs(folder, result.asked)) # what another process has written meanwhile
+            result.save(Path(folder)/'interactions.json')
             forget(checkpoint)
     except (Exception, KeyboardInterrupt) as e:
-        todo, many = left(), len(every)*len(seen.seeds)
-        whole = [s for s in seen.seeds if s not in {k for _, k in todo}]
-        give_runs(e, replace(seen, seeds=whole or seen.seeds), many - len(todo), many, folder)
+        todo, many = missing(), len(every)*len(result.seeds)
+        whole = [s for s in result.seeds if s not in {k for _, k in todo}]
+        give_runs(e, replace(result, seeds=whole or result.seeds), many - len(todo), many, folder)
         raise
-    return seen
+    return result
 
 # %% ../../nbs/papers/interactions.ipynb #76d29f08
 @patch
@@ -141,12 +141,12 @@ def load(cls:Interactions, path):
 @patch
 def values(self:Interactions, method, scale='points'):
     "One number per seed; a LookupError says why there are none."
-    found = [self.runs.get((repr(method), s)) for s in self.seeds]
-    for s, v in zip(self.seeds, found):
+    curves = [self.runs.get((repr(method), s)) for s in self.seeds]
+    for s, v in zip(self.seeds, curves):
         if v is None: raise LookupError(f'{method!r} has no run with seed {s} yet')
         if isinstance(v, str): raise LookupError(f'{method!r} with seed {s}: {v}')
     if scale not in SCALES: raise ValueError(f"scale={scale!r}, but it must be one of {', '.join(SCALES)}")
-    return np.array([SCALES[scale](ends(v, 'a', 1)['a_late']) for v in found])
+    return np.array([SCALES[scale](ends(v, 'a', 1)['a_late']) for v in curves])
 
 # %% ../../nbs/papers/interactions.ipynb #783aaf3e
 def _judge(rows, differences):
@@ -170,19 +170,19 @@ def _result_or_reason(f):
 @patch
 def effects(self:Interactions, scale='points') -> pd.DataFrame: # one row per method
     "The gain of every method alone over FedAvg."
-    found = [_result_or_reason(lambda m=m: self.values(m, scale) - self.values(FedAvg(), scale)) for m in self.methods]
-    return _judge([dict(method=repr(m), why=why) for m, (_, why) in zip(self.methods, found)], [d for d, _ in found])
+    each = [_result_or_reason(lambda m=m: self.values(m, scale) - self.values(FedAvg(), scale)) for m in self.methods]
+    return _judge([dict(method=repr(m), why=why) for m, (_, why) in zip(self.methods, each)], [d for d, _ in each])
 
 # %% ../../nbs/papers/interactions.ipynb #35bb606c
 @patch
 def pairs(self:Interactions, scale='points') -> pd.DataFrame: # one row per pair; `needs`: seeds that would decide it
     "The interaction of every pair, and `gain`, the pair's gain over FedAvg."
-    (made, refused), of, rows, differences = sums(self.methods), lambda m: self.values(m, scale), [], []
+    (totals, reasons), of, rows, differences = sums(self.methods), lambda m: self.values(m, scale), [], []
     for i, j in combinations(range(len(self.methods)), 2):
         a, b, base = self.methods[i], self.methods[j], FedAvg()
-        d, why = (None, refused[i, j]) if (i, j) in refused else _result_or_reason(
-            lambda a=a, b=b, both=made[i, j]: of(both) - of(a) - of(b) + of(base))
-        gain = float((of(made[i, j]) - of(base)).mean()) if d is not None else math.nan
+        d, why = (None, reasons[i, j]) if (i, j) in reasons else _result_or_reason(
+            lambda a=a, b=b, both=totals[i, j]: of(both) - of(a) - of(b) + of(base))
+        gain = float((of(totals[i, j]) - of(base)).mean()) if d is not None else math.nan
         rows.append(dict(a=repr(a), b=repr(b), gain=gain, why=why))
         differences.append(d)
     return _judge(rows, differences)
@@ -194,9 +194,9 @@ def __repr__(self:Interactions):
     numbers = lambda r: (f'{r.mean:+6.2f} points, {interval_text(r.low, r.high)}, '
                          f'adjusted p {r.adjusted:.3f}: {r.verdict}')
     lines = [f'{name(r):28} ' + (f'empty: {r.why}' if r.why else numbers(r)) for r in t.itertuples()]
-    decided = (t.verdict.notna() & (t.verdict != 'undecided')).sum()
+    sure = (t.verdict.notna() & (t.verdict != 'undecided')).sum()
     return '\n'.join([f'Interactions of {len(self.methods)} methods, {len(self.seeds)} seeds: '
-                      f'{decided} of {t.verdict.notna().sum()} pairs decided', *lines])
+                      f'{sure} of {t.verdict.notna().sum()} pairs decided', *lines])
 
 # %% ../../nbs/papers/interactions.ipynb #8cef6873
 def _cell(ax, x, y, row, most, unit):
@@ -205,11 +205,11 @@ def _cell(ax, x, y, row, most, unit):
     if row.why:
         ax.add_patch(plt.Rectangle((x-.5, y-.5), 1, 1, fc='none', ec='.75', hatch='///', lw=0))
         return ax.text(x, y, 'cannot be', ha='center', va='center', fontsize=7, color='.4', backgroundcolor='white')
-    decided = row.verdict != 'undecided'
-    colour = plt.get_cmap('PuOr')(.5 - .25*row['mean']/most) if decided else '.95'
+    sure = row.verdict != 'undecided'
+    colour = plt.get_cmap('PuOr')(.5 - .25*row['mean']/most) if sure else '.95'
     ax.add_patch(plt.Rectangle((x-.48, y-.48), .96, .96, fc=colour, ec='none'))
     ax.text(x, y-.08, f"{row['mean']:+.{unit}f}", ha='center', va='center', fontsize=10,
-            weight='bold' if decided else 'normal', color='black' if decided else '.4')
+            weight='bold' if sure else 'normal', color='black' if sure else '.4')
     ax.text(x, y+.22, interval_text(row['low'], row['high'], unit), ha='center', va='center', fontsize=6.5, color='.25')
 
 # %% ../../nbs/papers/interactions.ipynb #5e6864f5

@@ -93,7 +93,7 @@ def write_names(ax, points, size=6):
     "Label `points`, name -> (x, y), with linked names, each where it covers the least; a line leads to a far point."
     ax.figure.draw_without_rendering() # the layout decides where a point is
     at = {n: ax.transData.transform(p)*72/ax.figure.dpi for n, p in points.items()}
-    taken = [(*(v - 2.5), *(v + 2.5)) for v in at.values()]
+    boxes = [(*(v - 2.5), *(v + 2.5)) for v in at.values()]
     area = lambda a, b: max(min(a[2], b[2]) - max(a[0], b[0]), 0)*max(min(a[3], b[3]) - max(a[1], b[1]), 0)
     x0, y0, x1, y1 = ax.bbox.extents*72/ax.figure.dpi
     for name, (x, y) in sorted(at.items(), key=lambda item: item[1][1]):
@@ -101,10 +101,10 @@ def write_names(ax, points, size=6):
         def box(dx, dy): # text that starts at, is centred on, or ends at the place
             left = x + dx - width*(1 - np.sign(dx))/2
             return left, y + dy - size/2, left + width, y + dy + size/2
-        def cost(d, b): return (sum(area(b, t) for t in taken) + .4*abs(d[1]) + .2*abs(d[0])
+        def cost(d, b): return (sum(area(b, t) for t in boxes) + .4*abs(d[1]) + .2*abs(d[0])
                                 + 1e3*(b[0] < x0 or b[1] < y0 or b[2] > x1 or b[3] > y1))
         d = min(BESIDE, key=lambda d: cost(d, box(*d)))
-        taken.append(box(*d))
+        boxes.append(box(*d))
         ax.annotate(name, points[name], d, textcoords='offset points', fontsize=size, url=method_address(name),
                     va='center', ha=('center', 'left', 'right')[int(np.sign(d[0]))],
                     arrowprops=dict(arrowstyle='-', lw=.3, color='.6', shrinkB=2) if abs(d[1]) > 8 else None)

@@ -80,28 +80,28 @@ def watch_spectra(model, task, state, locals):
 
 def spectra_by_round(run, task, clients, tests, s):
     "Significant values, effective ranks and R after every round, global and local."
-    watched = [k for k in run.history if k.endswith('_now')]
-    return {k.replace('_now', '_curve'): _clip(run.history[k].tolist()) for k in watched}
+    names = [k for k in run.history if k.endswith('_now')]
+    return {k.replace('_now', '_curve'): _clip(run.history[k].tolist()) for k in names}
 
 # %% ../../nbs/papers/measures.ipynb #lr000002
 class _ReLUs(Dispatch):
     "While active, keeps `look` of the result of every ReLU, in the order of the calls."
     def __init__(self, look):
         super().__init__()
-        self.look, self.seen = look, []
+        self.look, self.values = look, []
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
         out = f(*args, **(kwargs or {}))
-        if f in (torch.ops.aten.relu.default, torch.ops.aten.relu_.default): self.seen.append(self.look(out))
+        if f in (torch.ops.aten.relu.default, torch.ops.aten.relu_.default): self.values.append(self.look(out))
         return out
 
 def _rank_of_each(run, task, net):
     "Effective rank of the outputs of every ReLU for the test images, by layer."
-    pooled = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
-    kept = []
+    pool = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
+    parts = []
     for x in task.x_test.split(1000):
-        with _ReLUs(pooled) as relus: features_of(run.model, x, prepare=task.normalise, state=net)
-        kept.append(relus.seen)
-    layers = map(torch.cat, zip(*kept)) # a network that has diverged has no rank
+        with _ReLUs(pool) as relus: features_of(run.model, x, prepare=task.normalise, state=net)
+        parts.append(relus.values)
+    layers = map(torch.cat, zip(*parts)) # a network that has diverged has no rank
     return [effective_rank(spectrum(z)) if z.isfinite().all() else np.nan for z in layers]
 
 def layer_ranks(run, task, clients, tests, s):
@@ -114,9 +114,9 @@ def layer_ranks(run, task, clients, tests, s):
 # %% ../../nbs/papers/measures.ipynb #ddea1813
 def own_accuracy(run, task, clients, tests, s):
     "Accuracy of the server's and of each client's own network on each client's test images."
-    seen = run.per_client(task, tests, clients=clients)
-    return dict(own=seen.personal.tolist(), server=seen['global'].tolist(),
-                personal=seen.personal.mean(), domains=list(task.domains or ()))
+    table = run.per_client(task, tests, clients=clients)
+    return dict(own=table.personal.tolist(), server=table['global'].tolist(),
+                personal=table.personal.mean(), domains=list(task.domains or ()))
 
 # %% ../../nbs/papers/measures.ipynb #db89284a
 def everywhere(run, task, clients, tests, s):
@@ -149,21 +149,21 @@ def training_decorr(run, task, clients, tests, s):
     def look(k, state):
         x = task.normalise(task.x_train[clients[k][:s.local.batch_size]])
         return FedDecorr(beta=1.).loss(features=pure(run.model)(*state, x)[0]).item()
-    seen = [[look(k, (prior.params, prior.buffers)) for k in who]]
+    losses = [[look(k, (prior.params, prior.buffers)) for k in who]]
     for e in range(1, s.local.epochs+1):
         local = replace(s.local, epochs=e)
         out = local_phase(Broadcast(run.method, run.model, prior, local), who,
                           batches_of(task, clients, who, local, s.seed, prior.round, 2),
                           choose_executor(run.method, run.model, task.x_train.device))
-        seen.append([look(k, _client_network(out, k)) for k in who])
-    return [list(c) for c in zip(*seen)]
+        losses.append([look(k, _client_network(out, k)) for k in who])
+    return [list(c) for c in zip(*losses)]
 
 # %% ../../nbs/papers/measures.ipynb #85dfff70
 def class_counts(run, task, clients, tests, s):
     "Each client's number of images per class, and the share of client-class pairs with few images or none."
-    seen = torch.stack([task.y_train[c].bincount(minlength=task.classes) for c in clients])
-    few = seen < seen.sum(0)/len(clients)/10
-    return dict(counts=seen.tolist(), lacking=few.double().mean().item())
+    counts = torch.stack([task.y_train[c].bincount(minlength=task.classes) for c in clients])
+    few = counts < counts.sum(0)/len(clients)/10
+    return dict(counts=counts.tolist(), lacking=few.double().mean().item())
 
 # %% ../../nbs/papers/measures.ipynb #07df14df
 def nearest_centre_accuracy(
@@ -194,7 +194,7 @@ def activations(run, task, clients, tests, s):
         with _ReLUs(mean) as relus:
             logits = logits_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise,
                                state=_client_network(run.locals, i))
-        out.append([*relus.seen, mean(logits)])
+        out.append([*relus.values, mean(logits)])
     return out
 
 # %% ../../nbs/papers/measures.ipynb #af332d4a

@@ -46,8 +46,8 @@ def solo_change(s):
 def moon_row(name, mu=None): # mu: weight of the method's term; None: tuned at short scale, else as reported
     "A change that turns a setting into a row of MOON's tables."
     def change(s):
-        used = dict(MOON=5., FedProx=.01) if s.data == 'cifar10' and s.model != 'cnn_bn' else SHORT_WEIGHTS
-        term = lambda name: float(mu or used[name])
+        weights = dict(MOON=5., FedProx=.01) if s.data == 'cifar10' and s.model != 'cnn_bn' else SHORT_WEIGHTS
+        term = lambda name: float(mu or weights[name])
         own = dict(SCAFFOLD='SCAFFOLD()', FedProx=f"FedProx(mu={term('FedProx')})", MOON=f"MOON(mu={term('MOON')})",
                    l2=f"MOON(mu={term('MOON')}, variant='l2')")
         return dict(method=own.get(name, f'{name}()'))
@@ -67,10 +67,10 @@ def lead_of_weight(name):
     "The claim's numbers: how far the weight in use is ahead of the best other weight, at short scale."
     def lead(rows):
         if set(rows.data) != set(PARTIES['short']): raise LookupError('the weights of this scale are the paper\'s')
-        used = f"{name}, mu={SHORT_WEIGHTS[name]:g}"
-        seen = pick(rows, {}, 'accuracy_late').groupby('method').mean()
-        others = [v for k, v in seen.items() if k.startswith(f'{name},') and k != used]
-        return [seen[used] - max(others)]
+        label = f"{name}, mu={SHORT_WEIGHTS[name]:g}"
+        means = pick(rows, {}, 'accuracy_late').groupby('method').mean()
+        others = [v for k, v in means.items() if k.startswith(f'{name},') and k != label]
+        return [means[label] - max(others)]
     return Numbers(lead, 'points')
 
 # %% ../../nbs/papers/moon.ipynb #d6a81ee7
@@ -95,8 +95,8 @@ leads = partial(wins, named={'SCAFFOLD': CORRECTED, 'SOLO': 'training alone'})
 SIZES = {'MOON leads FedAvg by at least two points': beyond(ahead('MOON', 'FedAvg'), 2.),
          'FedProx is level with FedAvg, to within a point': level(ahead('FedProx', 'FedAvg')),
          **ours({f'{CORRECTED} falls behind FedAvg': ahead('FedAvg', 'SCAFFOLD')}),
-         **{f'{said} gains at most a point on FedAvg (a point minus its gain)': beyond(ahead('FedAvg', m), -1.)
-            for m, said in (('FedProx', 'FedProx'), ('SCAFFOLD', CORRECTED))}}
+         **{f'{text} gains at most a point on FedAvg (a point minus its gain)': beyond(ahead('FedAvg', m), -1.)
+            for m, text in (('FedProx', 'FedProx'), ('SCAFFOLD', CORRECTED))}}
 
 # %% ../../nbs/papers/moon.ipynb #3f625acc
 entry('moon/table1', 'Table 1', 'Final accuracy of five methods',
@@ -115,8 +115,8 @@ entry('moon/table1', 'Table 1', 'Final accuracy of five methods',
 entry('moon/table2', 'Table 2', 'Rounds to reach FedAvg\'s final accuracy',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows(*FEDERATED), ways=as_printed),
       derive=rounds_to, draw=table('method', 'data', 'rounds'),
-      claims={**{f'MOON needs fewer rounds than {said}': ahead(m, 'MOON', 'rounds', 'rounds')
-                 for m, said in zip(REST, ('FedAvg', 'FedProx', CORRECTED))},
+      claims={**{f'MOON needs fewer rounds than {text}': ahead(m, 'MOON', 'rounds', 'rounds')
+                 for m, text in zip(REST, ('FedAvg', 'FedProx', CORRECTED))},
               'and at most half as many as FedAvg':
                   seedwise(lambda sides: sides[0]/2 - sides[1],
                            *(above_zero('rounds', 'rounds', method=m) for m in ('FedAvg', 'MOON')))})
@@ -155,8 +155,8 @@ entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
              | leads('MOON', *REST, sentence='with a single local epoch {} is ahead of {}', epochs=1)
              | {'with a single local epoch the methods lie close together (each pair level to two points)': CLOSE,
                 'a single local epoch is too few (5 above 1, mean of FedAvg and MOON)': MORE_EPOCHS,
-                **{f'20 are too many for {said} (10 above 20)': loses(m)
-                   for m, said in zip(FEDERATED, ('FedAvg', 'FedProx', CORRECTED, 'MOON'))},
+                **{f'20 are too many for {text} (10 above 20)': loses(m)
+                   for m, text in zip(FEDERATED, ('FedAvg', 'FedProx', CORRECTED, 'MOON'))},
                 'FedAvg loses more than MOON by 20 local epochs instead of 10': minus(loses('FedAvg'), loses('MOON'))},
       note='Of the numbers of epochs, only 1 is known.')
 
@@ -173,8 +173,8 @@ CROWD = grid(PARTIES, 'cifar100', seeds=FIVE_SEEDS, alpha=alphas(.5), parties=ma
 STRONG_MOON = {f'MOON, mu={mu}, is ahead of {m}': ahead(f'MOON mu={mu}', m)
                for mu in (10, 1) for m in ('FedAvg', 'FedProx')}
 most = partial(final_accuracy, parties=nth(1))
-MOON_LEADS = {f'MOON, mu={mu}, leads {m} by at least {said} points': beyond(ahead(f'MOON mu={mu}', m), points)
-              for mu, said, points in ((10, 'five', 5.), (1, 'two', 2.)) for m in ('FedAvg', 'FedProx')}
+MOON_LEADS = {f'MOON, mu={mu}, leads {m} by at least {text} points': beyond(ahead(f'MOON mu={mu}', m), points)
+              for mu, text, points in ((10, 'five', 5.), (1, 'two', 2.)) for m in ('FedAvg', 'FedProx')}
 MOON_LEADS |= {'among the most parties MOON, mu=10, is ahead of the best of the others':
                    best([most('MOON mu=10')], list(map(most, REST)))}
 

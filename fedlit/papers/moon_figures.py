@@ -23,18 +23,18 @@ def of_first_seed(
 ):
     "A function of rows that draws a panel for each row of the first seed."
     import matplotlib.pyplot as plt
-    def drawn(rows):
+    def draw_rows(rows):
         first = rows[rows.seed == rows.seed.min()]
         with style(): fig, axs = plt.subplots(1, len(first), figsize=(width*len(first), height), squeeze=False)
         for ax, (_, row) in zip(axs[0], first.iterrows()): draw(ax, row)
         return fig
-    return drawn
+    return draw_rows
 
 def draw_partition(ax, row):
     "Draw how much of each class every client has."
-    held = np.array(row.counts) # (clients, classes)
-    parts = np.split(np.arange(held.sum()), held.sum(1).cumsum()[:-1])
-    show_partition(parts, np.repeat(np.tile(np.arange(held.shape[1]), len(held)), held.ravel()), ax, row.data)
+    counts = np.array(row.counts) # (clients, classes)
+    parts = np.split(np.arange(counts.sum()), counts.sum(1).cumsum()[:-1])
+    show_partition(parts, np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel()), ax, row.data)
 
 entry('moon/fig5', 'Fig. 5', 'How many images of each class a party has, at alpha 0.5',
       grid=grid(PARTIES, *ALL_SETS, every=dict(rounds=0, measure=('class_counts',)), alpha=alphas(.5)),

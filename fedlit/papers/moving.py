@@ -25,8 +25,8 @@ def moving_data(rows): # rows of `fedlit.papers.collapse.committed`
     alphas = sorted(rows.alpha.unique(), reverse=True)
     name = lambda a: 'even labels' if np.isinf(a) else f'alpha = {a:g}'
     y = torch.arange(10).repeat_interleave(1000) # ten classes, a thousand samples each
-    held = lambda a: [np.bincount(y[k], minlength=10)/1000 for k in dirichlet(y, 10, a, seed=0)] # (clients, classes)
-    return dict(stops=[dict(name=name(a), held=np.round(held(a), 4).tolist(), runs=[of(m, a) for m in PAIR])
+    shares = lambda a: [np.bincount(y[k], minlength=10)/1000 for k in dirichlet(y, 10, a, seed=0)] # (clients, classes)
+    return dict(stops=[dict(name=name(a), held=np.round(shares(a), 4).tolist(), runs=[of(m, a) for m in PAIR])
                        for a in alphas])
 
 # %% ../../nbs/papers/moving.ipynb #993f392d

@@ -52,9 +52,9 @@ def federation_of(
     return replace(f, tests=tests_of(f.task, f.clients, s.seed)) if own else f
 
 def _as_built(s, kw):
-    made = parts_of(replace(s, public=''))
-    run = SimpleNamespace(model=made['model'], method=parse(s.method), history=pd.DataFrame(), settings=kw)
-    return run, SimpleNamespace(task=made['task'], clients=made['clients'], tests=None)
+    parts = parts_of(replace(s, public=''))
+    run = SimpleNamespace(model=parts['model'], method=parse(s.method), history=pd.DataFrame(), settings=kw)
+    return run, SimpleNamespace(task=parts['task'], clients=parts['clients'], tests=None)
 
 # %% ../../nbs/papers/settings.ipynb #dce73afd
 VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
@@ -78,11 +78,11 @@ def run_alike(
         raise ValueError(f"measure={sorted(bad)[0]!r}, but it must be one of {', '.join(MEASURES)}")
     torch.set_num_threads(1) # several runs may go on at a time; `shield` restores the number
     began, ends = time.perf_counter(), []
-    if settings[0].rounds == 0: made, ends = [_as_built(s, kw) for s in settings], [None]*len(settings)
+    if settings[0].rounds == 0: pairs, ends = [_as_built(s, kw) for s in settings], [None]*len(settings)
     else:
-        asked = [federation_of(s, file, minutes, **kw) for s, file in zip(settings, checkpoints)]
-        made = list(zip(run_together(asked, ends), asked))
-    for i, (s, (run, f)) in enumerate(zip(settings, made)):
+        federations = [federation_of(s, file, minutes, **kw) for s, file in zip(settings, checkpoints)]
+        pairs = list(zip(run_together(federations, ends), federations))
+    for i, (s, (run, f)) in enumerate(zip(settings, pairs)):
         if isinstance(ends[i], FloatingPointError):
             ends[i] = dict(failed=str(ends[i]), history={}, measured={k: None for k in s.measure})
         elif ends[i] is None and (s.rounds == 0 or run.state.round == s.rounds):
@@ -117,14 +117,14 @@ def found(out, s):
     "The result of a setting, if it exists, is valid, and has all of the setting's measurements; else None."
     r = result(file := Path(out)/address(s))
     if r is None: return None
-    if said := _result_fault(r, s): warn(f"{file} {said}; it counts as missing")
-    return r if not said and set(s.measure) <= set(r['measured']) else None
+    if fault := _result_fault(r, s): warn(f"{file} {fault}; it counts as missing")
+    return r if not fault and set(s.measure) <= set(r['measured']) else None
 
 # %% ../../nbs/papers/settings.ipynb #06baef17
-def _take(done, workers): # of a pool: the iterator over its results, its processes
+def _take(results, workers): # of a pool: the iterator over its results, its processes
     "The next result; a ChildProcessError if a process was killed, whose work a pool would wait for, for ever."
     while all(p.is_alive() for p in workers):
-        with suppress(multiprocessing.TimeoutError): return done.next(1)
+        with suppress(multiprocessing.TimeoutError): return results.next(1)
     raise ChildProcessError(f"one of {len(workers)} processes was killed, perhaps since memory ran out; the same call "
                             "goes on, and fewer processes at a time need less")
 
@@ -138,12 +138,12 @@ def work_off(
 ):
     """Call `work` on every item, in parallel processes unless only one is needed; it may return a number of runs.
     An error in one item does not stop the others; the first error is raised at the end."""
-    n, failed = min(processes or num_cpus(), len(todo)), []
+    n, errors = min(processes or num_cpus(), len(todo)), []
     def wait(take):
         for _ in todo:
             try: bar.update(take() or 1)
             except ChildProcessError: raise
-            except Exception as e: failed.append(e)
+            except Exception as e: errors.append(e)
     with tqdm(total=total or len(todo), disable=not progress, desc='runs', unit='run') as bar:
         if n < 2: wait(map(work, todo).__next__)
         else:
@@ -153,7 +153,7 @@ def work_off(
                 wait(partial(_take, pool.imap_unordered(work, todo), ours))
                 pool.close() # leaving the block kills them, and Python would complain of what they had not cleaned up
                 pool.join()
-    if failed: raise failed[0]
+    if errors: raise errors[0]
 
 # %% ../../nbs/papers/settings.ipynb #ebccd318
 def checkpoint_of(out, s):
@@ -162,16 +162,16 @@ def checkpoint_of(out, s):
 
 def _work(args):
     out, some, keep, deadline, kw = args
-    left = None if deadline is None else (deadline - time.time())/60
-    todo, failed = [s for s in some if not found(out, s)], None
-    if not todo or left is not None and left <= 0: return len(some)
+    minutes = None if deadline is None else (deadline - time.time())/60
+    todo, error = [s for s in some if not found(out, s)], None
+    if not todo or minutes is not None and minutes <= 0: return len(some)
     files = [checkpoint_of(out, s) if keep else None for s in todo]
-    for s, r in zip(todo, run_alike(todo, files, left, **kw)):
-        if isinstance(r, Exception): failed = r
+    for s, r in zip(todo, run_alike(todo, files, minutes, **kw)):
+        if isinstance(r, Exception): error = r
         elif r:
             write_json(Path(out)/address(s), r)
             forget(checkpoint_of(out, s))
-    if failed: raise failed
+    if error: raise error
     return len(some)
 
 # %% ../../nbs/papers/settings.ipynb #7b2614ec
