@@ -88,20 +88,21 @@ def check_target(
 class Cohort:
     "Clients that train together; the first dimension of their tensors is the client."
     def __init__(self,
-        sent,        # Broadcast
+        broadcast,   # Broadcast
         who,         # list of K client numbers
         batches,     # Batches of the K clients
         each=single, # `single` for a stack of one client, `stacked` for any number
         fill=False,  # pad short batches? see `fedlit.engine.ragged`
         tapes=None,  # Tapes to replay steps from, see `fedlit.engine.replay`
     ):
-        self.sent, self.batches, self.vectorise, self.fill, self.tapes = sent, batches, each, fill, tapes
-        self.who, self.seeds, self.home = list(who), [sent.state.seed]*len(who), frozenset(sent.state.personal)
-        self.server, self.fixed, self.axes = sent.state.server, sent.state.fixed, sent.axes
-        self.forward = sent.function(sent.model)
+        self.broadcast, self.batches, self.vectorise, self.fill, self.tapes = broadcast, batches, each, fill, tapes
+        state = broadcast.state
+        self.who, self.seeds, self.home = list(who), [state.seed]*len(who), frozenset(state.personal)
+        self.server, self.fixed, self.axes = state.server, state.fixed, broadcast.axes
+        self.forward = broadcast.function(broadcast.model)
         self.part, self.where, self.now, self.memo = {}, {}, {}, {}
-        self.receive(sent.state)
-        self.velocity = self.at_rest(sent.local)
+        self.receive(state)
+        self.velocity = self.at_rest(broadcast.local)
 
     def apply(self, f, **more):
         "Apply `f` to all the values of one client, for every client; `more` is stacked as well."
@@ -134,20 +135,21 @@ def receive(self:Cohort, state):
     dtype = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
     self.loss = like.new_zeros(len(who), dtype=dtype)
     self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
-    if not wants(self.sent.method, 'labels', 'counts'): return
-    classes = self.sent.classes or axes_of(self.sent.model).classes
+    method = self.broadcast.method
+    if not wants(method, 'labels', 'counts'): return
+    classes = self.broadcast.classes or axes_of(self.broadcast.model).classes
     counts = self.batches.label_counts(classes).to(like.device, dtype)
-    self.mine.update({k: v for k, v in dict(labels=counts > 0, counts=counts).items() if wants(self.sent.method, k)})
+    self.mine.update({k: v for k, v in dict(labels=counts > 0, counts=counts).items() if wants(method, k)})
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch
 def at_rest(self:Cohort, local):
     "The optimiser's memory before the first step of the round: fresh, or what each client has kept."
     if not local.optimizer.kept: return local.optimizer.begin(local, self.params, len(self.who))
-    if OPTIMIZER not in self.sent.state.client:
+    if OPTIMIZER not in self.broadcast.state.client:
         raise ValueError(f"{local.optimizer!r} is kept by clients, but this state has no room for it; "
                          "make it by start(..., local=local)")
-    return tmap(torch.clone, rows(self.sent.state.client[OPTIMIZER], self.who))
+    return tmap(torch.clone, rows(self.broadcast.state.client[OPTIMIZER], self.who))
 
 # %% ../nbs/09_cohort.ipynb #c01083e7
 def objective_of(
@@ -171,7 +173,7 @@ def objective_of(
 @patch
 def objective(self:Cohort, params, batch):
     "The local objective of every client (K,), and the buffers after its forward passes."
-    out = self.apply(lambda offer: dict(zip(('loss', 'buffers'), objective_of(self.sent.method, offer))),
+    out = self.apply(lambda offer: dict(zip(('loss', 'buffers'), objective_of(self.broadcast.method, offer))),
                      params=params, **batch)
     return out['loss'], out['buffers']
 
@@ -185,8 +187,9 @@ def gradients(self:Cohort, losses, params):
 @patch
 def correct(self:Cohort, grads, batch):
     "The gradients after the `grad` hooks, and the buffers that these set."
-    if not overrides(self.sent.method, 'grad'): return grads, {}
-    out = self.apply(partial(correct_gradient, self.sent.method), grads=grads, mask=self.part.get('mask', {}), **batch)
+    if not overrides(self.broadcast.method, 'grad'): return grads, {}
+    correct = partial(correct_gradient, self.broadcast.method)
+    out = self.apply(correct, grads=grads, mask=self.part.get('mask', {}), **batch)
     return out['grads'], out['buffers']
 
 def correct_gradient(
@@ -222,7 +225,7 @@ def elsewhere(
 @patch
 def descend(self:Cohort, grads, buffers):
     "Take the optimiser's step and write the new buffers over the old ones."
-    local, tensors = self.sent.local, leaves({**self.params, '.state': self.velocity})
+    local, tensors = self.broadcast.local, leaves({**self.params, '.state': self.velocity})
     local.optimizer.step(local, self.params, self.velocity, grads)
     if not all(map(operator.is_, tensors, leaves({**self.params, '.state': self.velocity}))):
         raise ValueError(f"{type(local.optimizer).__name__}.step must change `params` and `state` in place, such as by "
@@ -240,11 +243,11 @@ def offer(self:Cohort, own):
     "The values that a hook may ask for at one client, by name; `part_view` gives each part its own memory."
     mine, part, y = own.pop('mine'), own.pop('part'), dict(y=own.pop('y')) if 'y' in own else {}
     valid = own.pop('valid', None) # which places of the batch hold a sample, if some are empty
-    offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, 'fixed': self.fixed,
+    offer = {**self.broadcast.offers, **self.now, 'axes': self.axes, 'server': self.server, 'fixed': self.fixed,
              **mine, **own, **self.part_offer(part, own), **({} if valid is None else dict(valid=valid))}
     def forward(params, buffers, x, train=True):
         view = {**offer, 'params': self.restrict(params, part), 'train': train}
-        weights = through(self.sent.method, 'use', 'params', view)
+        weights = through(self.broadcast.method, 'use', 'params', view)
         with masked_batchnorm(valid): return self.forward(weights, buffers, x, train)
     return {**offer, **y, 'forward': forward}
 
@@ -281,7 +284,7 @@ def mask_results(self:Cohort, out):
 @patch
 def begin(self:Cohort):
     "The cohort at the start of training, after the `begin` hooks have changed its tensors."
-    method = self.sent.method
+    method = self.broadcast.method
     if not overrides(method, 'begin'): return self
     def of_one(offer, **more):
         own, memory = dict(params=offer['params'], buffers=dict(offer['buffers'])), dict(offer['client'])
@@ -293,7 +296,7 @@ def begin(self:Cohort):
     whole = partial(torch.clone, memory_format=torch.contiguous_format)
     new.params, new.buffers = (tmap(whole, out[k]) for k in ('params', 'buffers'))
     starts = {**out['params'], **out['buffers']}
-    new.received = {k: starts[k] if k in self.sent.state.personal else v for k, v in self.received.items()}
+    new.received = {k: starts[k] if k in self.broadcast.state.personal else v for k, v in self.received.items()}
     new.mine = {**self.mine, 'client': out['client']}
     if wants(method, 'initial'): new.mine['initial'] = out['params']
     return new
@@ -302,11 +305,11 @@ def begin(self:Cohort):
 @patch
 def per_client(self:Cohort, hook, f, *step, **more):
     "Apply `f` to each client's values and row of `more`; one by one and with its samples, if `hook` asks for `data`."
-    state, each = self.sent.state, []
-    if not asks_for(self.sent.method, hook, 'data'):
+    state, each = self.broadcast.state, []
+    if not asks_for(self.broadcast.method, hook, 'data'):
         with self.draws(hook, *step): return self.apply(f, **more)
     for k, number in enumerate(self.who):
-        epochs, _ = self.sent.local.work(number, self.seeds[k], state.round)
+        epochs, _ = self.broadcast.local.work(number, self.seeds[k], state.round)
         one, data = self.at(slice(k, k+1)), self.batches.data(k, epochs)
         with one.draws(hook, *step): each.append(one.apply(partial(f, data=data), **rows(more, slice(k, k+1))))
     try: return join(each)
@@ -331,7 +334,7 @@ def at(self:Cohort, ks, **now):
 @patch
 def draws(self:Cohort, what, *step):
     "A context in which draws depend on the federation's seed, the round, the client and the step."
-    round = self.sent.state.round
+    round = self.broadcast.state.round
     return Seeded(*((what, seed, round, k, *step) for seed, k in zip(self.seeds, self.who)),
                   stacked=self.vectorise is stacked)
 
@@ -373,7 +376,7 @@ def train(self:Cohort):
 @patch
 def results(self:Cohort):
     "What clients end with: what they send, and what they remember after the `done` hooks."
-    method, out = self.sent.method, dict(client=self.mine['client'], uploads={})
+    method, out = self.broadcast.method, dict(client=self.mine['client'], uploads={})
     def of_one(offer, **more):
         params, received = offer['params'], offer['received']
         offer = {'initial': {k: received[k] for k in params}, **offer, **more, 'delta': sub(params, received)}
@@ -382,7 +385,7 @@ def results(self:Cohort):
                     uploads={k: v[1] for k, v in answers.items()})
     if overrides(method, 'done'): out = self.per_client('done', of_one, mask=self.part.get('mask', {}))
     out = self.mask_results(out)
-    if self.sent.local.optimizer.kept: out['client'] = {**out['client'], OPTIMIZER: self.velocity}
+    if self.broadcast.local.optimizer.kept: out['client'] = {**out['client'], OPTIMIZER: self.velocity}
     return dict(params=self.params, buffers=self.buffers, steps=self.mine['steps'], loss=self.loss,
                 mask=self.part.get('mask', {}), **out)
 
@@ -390,14 +393,14 @@ def results(self:Cohort):
 @patch
 def send(self:Cohort, out):
     "The results `out` as they leave the clients, after the `send` hooks."
-    method = self.sent.method
+    method = self.broadcast.method
     if not overrides(method, 'send'): return out
     with self.draws('send'):
-        new = self.apply(lambda offer: sent_by(method, {**offer, 'model': self.sent.model}),
+        new = self.apply(lambda offer: sent_by(method, {**offer, 'model': self.broadcast.model}),
                          **{k: out[k] for k in ('params', 'buffers', 'mask')},
                          mine={**self.mine, 'client': out['client']}, others=out['uploads'])
     new['buffers'] = buffers_to_send(method, out['buffers'], new['buffers'], self.received)
-    if self.sent.keep_ended: new['ended'] = {k: out[k] for k in ('params', 'buffers')}
+    if self.broadcast.keep_ended: new['ended'] = {k: out[k] for k in ('params', 'buffers')}
     return dict(out, **new)
 
 # %% ../nbs/09_cohort.ipynb #14e9adb1

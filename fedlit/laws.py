@@ -623,9 +623,9 @@ def twin(
 def _one_round(method, world):
     "A federation before and after a round, and what its clients return."
     state, ks = world.begin(method), world.who(0)
-    sent = Broadcast(method, world.model, state, world.local, proxy=world.proxy)
-    out = local_phase(sent, ks, Batches(**world.data(0)))
-    return state, out, aggregate(sent, ks, out, world.sizes)
+    broadcast = Broadcast(method, world.model, state, world.local, proxy=world.proxy)
+    out = local_phase(broadcast, ks, Batches(**world.data(0)))
+    return state, out, aggregate(broadcast, ks, out, world.sizes)
 
 def _as_one(method, world, what, said, meant=()):
     "Do the server's `params` or `buffers` end as those of its clients, who are all alike? Those that never moved, too."

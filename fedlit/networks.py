@@ -55,12 +55,12 @@ def check_method(
 
 # %% ../nbs/21_networks.ipynb #net00012
 def predictor(
-    sent, # Broadcast of a group
+    broadcast, # Broadcast of a group
     out,  # the results of its clients
 ):        # function of inputs (M, ...) -> logits (K, M, classes)
     "The predictions of a group's clients after training, in evaluation mode, as a function of inputs."
-    net = pure(sent.model)
-    forward = lambda p, b, x, train: net(parameters_in_use(sent.method, sent.state, p, b, train), b, x, train)
+    net = pure(broadcast.model)
+    forward = lambda p, b, x, train: net(parameters_in_use(broadcast.method, broadcast.state, p, b, train), b, x, train)
     params, buffers = (rows(out[tree], slice(None)) for tree in ('params', 'buffers'))
     cache = [] # last inputs and logits, as the servers of other groups mostly ask for the same
     def answer(x):
@@ -70,11 +70,11 @@ def predictor(
     return answer
 
 # %% ../nbs/21_networks.ipynb #net00014
-def _exchange(method, outs, sents, whos):
+def _exchange(method, outs, broadcasts, whos):
     "What each group's server gets: its own clients' results, and what it may use from other groups."
     if not meets(method): return outs
     hears = [not (who and any(getattr(p, 'apart', False) for p in method.parts)) for who in whos]
-    there = {i: (predictor(sent, out), out) for i, (sent, out) in enumerate(zip(sents, outs)) if len(out['loss'])}
+    there = {i: (predictor(cast, out), out) for i, (cast, out) in enumerate(zip(broadcasts, outs)) if len(out['loss'])}
     def of_others(i):
         answers, theirs = zip(*(of for j, of in there.items() if j != i))
         more = dict(peers=lambda x: torch.cat([answer(x) for answer in answers]))
@@ -172,8 +172,8 @@ def _one_round(simulations, steps, whole): # steps: for each, the generator `Sim
         states.append(state)
         outs.append(sim.train(who, state) if who else no_one(state))
         times.append((began, clock() - began))
-    sents = [sim.broadcast(state) for sim, state in zip(simulations, states)]
-    each = zip(simulations, steps, _exchange(method, outs, sents, whole.who), times, whole.who)
+    broadcasts = [sim.broadcast(state) for sim, state in zip(simulations, states)]
+    each = zip(simulations, steps, _exchange(method, outs, broadcasts, whole.who), times, whole.who)
     for sim, step, out, (began, own), who in reversed([*each]): # the server's own network is the last
         if who: sim.given = tmap(torch.clone, tensors_to_share(method, whole.runs, whole.who))
         sim.waited = clock() - began - own # time spent on the other groups

@@ -61,21 +61,21 @@ class EngineCohort(CutCohort, FrozenCohort, RaggedCohort, ReplayedCohort):
     "The cohort that trains in a run: it combines the cohorts of the engine's pages."
 
 # %% ../nbs/12_round.ipynb #f655d3b2
-def _trainer(sent, who, batches, executor, tapes):
+def _trainer(broadcast, who, batches, executor, tapes):
     "A function that trains the clients at some positions as one cohort, with the network or a copy of it."
     each = EXECUTORS[executor]
-    _ = sent.offers # what all cohorts share is made here, once
-    fill = each is stacked and can_pad(sent, batches, EngineCohort)
-    def train(at, model=sent.model):
-        cohort = EngineCohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
-        cohort.forward = sent.function(model)
+    _ = broadcast.offers # what all cohorts share is made here, once
+    fill = each is stacked and can_pad(broadcast, batches, EngineCohort)
+    def train(at, model=broadcast.model):
+        cohort = EngineCohort(broadcast, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
+        cohort.forward = broadcast.function(model)
         cohort = cohort.begin().take_part()
         return cohort.send(cohort.train_small() if executor == 'extract' else cohort.train())
     return train
 
 # %% ../nbs/12_round.ipynb #1a77f6f6
 def local_phase(
-    sent,            # Broadcast: what all clients have in common
+    broadcast,       # Broadcast: what all clients have in common
     who,             # list of K client numbers
     batches,         # Batches of the K clients
     executor="loop", # "loop", "threads", "vmap" or "extract"
@@ -85,18 +85,18 @@ def local_phase(
     "Train every client in `who` on its batches, starting from what the server sent and what the client kept."
     if executor not in EXECUTORS:
         raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
-    check_local(sent.method, sent.local)
+    check_local(broadcast.method, broadcast.local)
     if tapes: tapes.new_round()
     order = longest_first(batches)
     most = (chunk or len(order)) if EXECUTORS[executor] is stacked else 1
     pieces, threads = [order[i:i+most] for i in range(0, len(order), most)], torch.get_num_threads()
-    with modes_kept(sent.model):
-        train = _trainer(sent, list(who), batches, executor, tapes)
+    with modes_kept(broadcast.model):
+        train = _trainer(broadcast, list(who), batches, executor, tapes)
         if executor not in ('threads', 'extract') or min(threads, len(pieces)) == 1:
             outs = [train_in_halves(train, piece) for piece in pieces]
         else:
             alone = lambda piece, model: train_in_halves(partial(train, model=model), piece)
-            outs = side_by_side(alone, pieces, sent.model, threads)
+            outs = side_by_side(alone, pieces, broadcast.model, threads)
     return in_order(sum(outs, []), order)
 
 # %% ../nbs/12_round.ipynb #330f7e71
@@ -115,7 +115,7 @@ def in_order(
 
 # %% ../nbs/12_round.ipynb #ce0017eb
 def fed_round(
-    sent,            # Broadcast; its state is from `start` or from the round before
+    broadcast,       # Broadcast; its state is from `start` or from the round before
     who,             # list of K client numbers
     data,            # dict(x=(K, T, B, ...), y=(K, T, B), counts=(K, T)), or Batches
     weights,         # (K,) how much each client counts, usually its number of samples
@@ -125,6 +125,6 @@ def fed_round(
 ) -> State: # State after the round
     "Run one round on given batches."
     batches = data if isinstance(data, Batches) else Batches(**data)
-    out = local_phase(sent, who, batches, executor, tapes, chunk)
-    with modes_kept(sent.model): new = aggregate(sent, list(map(int, who)), out, weights)
-    return recompute(sent.method, sent.model, new, batches, who) if new.recomputes else new
+    out = local_phase(broadcast, who, batches, executor, tapes, chunk)
+    with modes_kept(broadcast.model): new = aggregate(broadcast, list(map(int, who)), out, weights)
+    return recompute(broadcast.method, broadcast.model, new, batches, who) if new.recomputes else new

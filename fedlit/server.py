@@ -97,17 +97,17 @@ def _shares(weights, K, params):
 
 # %% ../nbs/10_server.ipynb #aa2a6c9c
 def aggregate(
-    sent,    # Broadcast of the round
+    broadcast,    # Broadcast of the round
     who,     # list of K client numbers
     out,     # the clients' results, see `fedlit.round.local_phase`
     weights, # (K,) how much each client counts; divided by their sum here
     sums=client_sums, # function that adds up the clients' changes, see `client_sums`
 ) -> State: # State after the round
     "The server's half of a round."
-    method, state = sent.method, sent.state
-    if not len(who) and 'peers' in out: return _merge_without_updates(sent, out)
+    method, state = broadcast.method, broadcast.state
+    if not len(who) and 'peers' in out: return _merge_without_updates(broadcast, out)
     p = _shares(weights, len(who), state.params).to(out['steps'].device)
-    offer = _at_server(sent, len(who), out, p)
+    offer = _at_server(broadcast, len(who), out, p)
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer).to(p)
     if any(replaces(part, 'weigh', 'weights') for part in method.parts): p = offer['weights'] = q/q.sum()
     new = caught_up(state, out)
@@ -122,21 +122,21 @@ def meets(method): # a Method, or a part of one
     "Does the method's server use what clients with other networks send or predict?"
     return any(asks_for(method, 'merge', k) for k in MEETING)
 
-def _merge_without_updates(sent, out):
+def _merge_without_updates(broadcast, out):
     "The state after the server's hooks, if only clients with other networks have sent anything."
-    state = sent.state
+    state = broadcast.state
     zero = {k: torch.zeros_like(v) for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
-    return _merge_changes(sent.method, state, [], out, _at_server(sent, 0, out, out['loss']), zero)
+    return _merge_changes(broadcast.method, state, [], out, _at_server(broadcast, 0, out, out['loss']), zero)
 
 # %% ../nbs/10_server.ipynb #cc0d8b76
-def _at_server(sent, participants, out, p):
+def _at_server(broadcast, participants, out, p):
     "The values that hooks may ask for at the server."
-    method, state = sent.method, sent.state
+    method, state = broadcast.method, broadcast.state
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
                  params=state.params, buffers=state.buffers, fixed=state.fixed, round=state.round,
                  clients=state.clients, participants=participants, kept=frozenset(state.personal),
-                 **{k: v for k, v in sent.local.offers().items() if k != 'epochs'},
-                 forward=_through(partial(parameters_in_use, method, state), sent.model), proxy=sent.proxy,
+                 **{k: v for k, v in broadcast.local.offers().items() if k != 'epochs'},
+                 forward=_through(partial(parameters_in_use, method, state), broadcast.model), proxy=broadcast.proxy,
                  generator=torch.Generator())
     if wants(method, 'staleness'):
         offer['staleness'] = p.new_tensor([state.round - r for r in began(state, out)], dtype=torch.int64)

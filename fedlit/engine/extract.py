@@ -26,14 +26,15 @@ class CutCohort(MaskedCohort):
 @patch
 def cut_out(self:CutCohort, on=None): # on: the result of `cuts`, if already known
     "The cohort of this one client on its own part of the network, cut out as smaller tensors."
-    axes, part, home = self.axes, self.part, self.sent.state.personal
+    axes, part, home = self.axes, self.part, self.broadcast.state.personal
     on, small = on or self.cuts(), copy.copy(self)
     for k in ('params', 'velocity', 'buffers'): setattr(small, k, cut(axes, getattr(self, k), on, 1))
     small.received = {k: cut(axes, {k: v}, on, 1 if k in home else 0)[k] for k, v in self.received.items()}
     small.mine = {k: cut(axes, v, on, 1) if isinstance(v, dict) else v for k, v in self.mine.items()}
     small.server, small.fixed, small.axes = cut(axes, self.server, on), cut(axes, self.fixed, on), shrink(axes, on)
     small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
-    build = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # replayed steps do not need it
+    broadcast = self.broadcast
+    build = cache(lambda: broadcast.function(extract(broadcast.model, axes, on))) # replayed steps do not need it
     small.forward = lambda *args, **kw: build()(*args, **kw)
     if self.tapes and self.tapes.graphs: small.tapes = None # a graph for every size would fill the GPU
     sizes, like = {**self.params, **self.buffers}, next(iter(self.params.values()))
@@ -75,12 +76,12 @@ class Halved(Method):
         device = next(iter(params.values())).device
         return {a: torch.arange(n, device=device) < (n + 1)//2 for a, n in axes.size.items()}
 
-def try_cut(sent, x, y, same=True): # same: must the numbers agree? False if the step draws random numbers
+def try_cut(broadcast, x, y, same=True): # same: must the numbers agree? False if the step draws random numbers
     "Try a step on half of the network: '' if it matches the masked step, else the difference or the error."
-    others = [p for p in sent.method.parts if not (overrides(p, 'mask') or wants(p, 'generator'))]
+    others = [p for p in broadcast.method.parts if not (overrides(p, 'mask') or wants(p, 'generator'))]
     method, x, y = total(Halved(), *others), x[:8], y[:8]
-    state = start(method, sent.model, 1, sent.state.statistics, sent.state.seed, sent.local)
-    step = trial_step(replace(sent, method=method, state=state), x, y, [len(x)], CutCohort)
+    state = start(method, broadcast.model, 1, broadcast.state.statistics, broadcast.state.seed, broadcast.local)
+    step = trial_step(replace(broadcast, method=method, state=state), x, y, [len(x)], CutCohort)
     def take(cast, **how): # what hooks say of `delta` afterwards includes the trial's own shift of what was cut off
         return {k: v for k, v in step([0], cast, **how).items() if not k.startswith(('client/', 'uploads/'))}
     return compare_ways(lambda cast: take(cast) if same else {}, partial(take, train=CutCohort.train_small))

@@ -37,7 +37,7 @@ class FrozenCohort(Cohort):
     "A cohort whose batches carry the outputs of frozen networks."
     def precompute_frozen(self):
         "The outputs of the `frozen` hooks for all samples: part -> name -> (K, N, ...); {} if they may change."
-        method = self.sent.method
+        method = self.broadcast.method
         moves = changes(method) or any(asks_for(method, 'frozen', k) for k in ANEW)
         if moves or not overrides(method, 'frozen') or (n := self.batches.once()) is None: return {}
         with self.draws('frozen') as mode:

@@ -29,10 +29,10 @@ class MaskedCohort(Cohort):
 @patch
 def per_client_masks(self:MaskedCohort, step):
     "The masks that the `mask` hooks return for every client: name of a tensor or axis -> (K, ...)."
-    method, per_step = self.sent.method, step is not None
+    method, per_step = self.broadcast.method, step is not None
     parts = [(n, p) for n, p in zip(part_names(method), method.parts) if asks_for(p, 'mask', 'step') == per_step]
     def ask_one(offer, **more):
-        offer = dict(offer, axes=self.sent.axes, step=step, **more)
+        offer = dict(offer, axes=self.broadcast.axes, step=step, **more)
         return reduce(times, (ask(p.mask, part_view(offer, n)) for n, p in parts), {})
     if step is None: return self.per_client('mask', ask_one, 0)
     with self.draws('mask', step): return self.apply(ask_one)
@@ -41,7 +41,7 @@ def per_client_masks(self:MaskedCohort, step):
 @patch
 def take_part(self:MaskedCohort, step=None):
     "The cohort in which each client has its part of the network for this round, or for this `step`."
-    method = self.sent.method
+    method = self.broadcast.method
     if not overrides(method, 'mask') or step is not None and not asks_for(method, 'mask', 'step'): return self
     new, axes, old = copy.copy(self), self.axes, self.part or dict(chosen={}, tensors={}, share={})
     own = {k: v[:, self.where[k]] if k in self.where else v for k, v in self.per_client_masks(step).items()}

@@ -24,7 +24,7 @@ class RaggedCohort(Cohort):
         if not self.fill:
             yield from super().step_groups()
             return
-        active, full = self.batches.counts > 0, self.sent.local.batch_size
+        active, full = self.batches.counts > 0, self.broadcast.local.batch_size
         in_order = (active[:-1] >= active[1:]).all()
         for t, many in enumerate(active.sum(0).tolist()):
             if in_order: yield t, full, slice(0, many)
@@ -40,8 +40,8 @@ class RaggedCohort(Cohort):
 
     def short_steps(self):
         "For every step: must BatchNorm or a hook know that some places are empty?"
-        counts, full = self.batches.counts, min(self.sent.local.batch_size, self.batches.widest())
-        aware = self.fill and (has_batchnorm(self.sent.model) or wants(self.sent.method, 'valid'))
+        counts, full = self.batches.counts, min(self.broadcast.local.batch_size, self.batches.widest())
+        aware = self.fill and (has_batchnorm(self.broadcast.model) or wants(self.broadcast.method, 'valid'))
         return ((0 < counts) & (counts < full)).any(0).tolist() if aware else [False]*counts.shape[1]
 
 # %% ../../nbs/engine/ragged.ipynb #170c2838
@@ -54,17 +54,18 @@ def _looks_across(part):
     unaware = lambda h: not asks_for(part, h, 'valid') and any(asks_for(part, h, n) for n in ACROSS)
     return any(unaware(h) or asks_for(part, h, 'objective') for h in hooks)
 
-def can_pad(sent, batches, cohort=RaggedCohort): # cohort: the class on which the step is tried
+def can_pad(broadcast, batches, cohort=RaggedCohort): # cohort: the class on which the step is tried
     "May short batches be padded?"
-    method, state, varies = sent.method, sent.state, bool(varies_with(sent.method, STEP))
+    method, state, varies = broadcast.method, broadcast.state, bool(varies_with(broadcast.method, STEP))
     first = varies and state.round == 0 # what starts in a later round is tried again
-    if sent.criterion is not cross_entropy or any(map(_looks_across, method.parts)): return False
-    if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm raises its own error
-    memo, full, k = _memos.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
+    if broadcast.criterion is not cross_entropy or any(map(_looks_across, method.parts)): return False
+    if has_batchnorm(broadcast.model) and (batches.counts == 1).any(): return False # BatchNorm raises its own error
+    memo, full = _memos.setdefault(broadcast.model, {}), broadcast.local.batch_size
+    k = int(batches.counts[:, 0].argmax())
     if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; so is it in a run that goes on here
     if (method, full, first) not in memo:
         (x,), (y,) = batches.at(0, [k], n)
         if not varies: # as it was tried in round 0, if this is the first round of a run that goes on
-            state = start(method, sent.model, state.clients, state.statistics, state.seed, sent.local)
-        memo[method, full, first] = not try_stack(replace(sent, state=state), x, y, cohort, fill=True)
+            state = start(method, broadcast.model, state.clients, state.statistics, state.seed, broadcast.local)
+        memo[method, full, first] = not try_stack(replace(broadcast, state=state), x, y, cohort, fill=True)
     return memo[method, full, first]

@@ -37,22 +37,22 @@ def _kind(tree, lead=1, ours=False): # ours: made by the cohort, so that clients
 @patch
 def key(self:ReplayedCohort, batch):
     "A key of what decides which operations a step runs, besides its code and its numbers of clients and samples."
-    sent, now = self.sent, {**self.sent.offers, **self.now}
-    numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
+    broadcast, now = self.broadcast, {**self.broadcast.offers, **self.now}
+    numbers = tuple((k, now[k]) for k in sorted(varies_with(broadcast.method, STEP)))
     work, received, mine, part, same = self.trees()
     kinds = (*(_kind(batch.get(k, {}), lead=2) for k in ('x', 'y', 'frozen')), _kind(mine), _kind(part),
              *(_kind(tree, ours=True) for tree in (work, received)), _kind(same, lead=0))
-    how = _key_of(sent.function), 'valid' in batch
+    how = _key_of(broadcast.function), 'valid' in batch
     if 'local' not in self.memo:
-        asks = any(asks_for(sent.method, h, 'lr') for h in STEP)
-        self.memo['local'] = sent.local if asks else replace(sent.local, lr=1.)
+        asks = any(asks_for(broadcast.method, h, 'lr') for h in STEP)
+        self.memo['local'] = broadcast.local if asks else replace(broadcast.local, lr=1.)
     return how, self.memo['local'], numbers, kinds
 
 @patch
 def returns(self:ReplayedCohort, batch):
     "Do steps like this recur in every round: a full batch, the whole network, and no hook asks for what changes?"
     whole = batch['x'].shape[1] == self.batches.widest() and 'valid' not in batch and not self.where
-    return whole and varies_with(self.sent.method, STEP) <= {'first'}
+    return whole and varies_with(self.broadcast.method, STEP) <= {'first'}
 
 def _key_of(f):
     "A function as a key: two partials with the same contents are equal."
@@ -62,7 +62,8 @@ def _key_of(f):
 @patch
 def step_group(self:ReplayedCohort, t, ks, batch):
     "Let the clients at positions `ks` take step `t`, from a tape if there is one."
-    if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(quiet={}, changes=changes(self.sent.method)))
+    if 'clock' not in self.memo:
+        self.memo.update(bound={}, clock=dict(quiet={}, changes=changes(self.broadcast.method)))
     steps, clock = self.memo['bound'], self.memo['clock']
     clock['step'], again = t, isinstance(ks, slice) and not clock['changes']
     at = (ks.start, ks.stop, batch['x'].shape[1], 'valid' in batch) if again else None
@@ -73,7 +74,7 @@ def step_group(self:ReplayedCohort, t, ks, batch):
 @patch
 def bind(self:ReplayedCohort, t, ks, batch):
     "The step of the clients at positions `ks`, as a function of batches like this one."
-    some, clock, sent, tapes = self.at(ks, step=t), self.memo['clock'], self.sent, self.tapes
+    some, clock, broadcast, tapes = self.at(ks, step=t), self.memo['clock'], self.broadcast, self.tapes
     quiet, (clients, samples) = clock['quiet'], batch['x'].shape[:2]
     def step(work, received, mine, part, same, batch):
         here = copy.copy(some) # with these trees as its own
@@ -86,9 +87,9 @@ def bind(self:ReplayedCohort, t, ks, batch):
     if tapes:
         kind = some.key(batch)
         full, stack = samples == self.batches.widest(), some.vectorise is stacked
-        go = tapes.bind((stack, samples, kind), step, *some.trees(), of=(sent.model, sent.method, sent.criterion),
-                        rows=clients if stack else None, kind=(full, kind),
-                        often=some.returns(batch), lr=sent.local.lr)
+        go = tapes.bind((stack, samples, kind), step, *some.trees(), rows=clients if stack else None,
+                        of=(broadcast.model, broadcast.method, broadcast.criterion), kind=(full, kind),
+                        often=some.returns(batch), lr=broadcast.local.lr)
     else: go = partial(step, *some.trees())
     if isinstance(ks, slice): return go
     def scatter(batch):

@@ -57,13 +57,13 @@ def train_runs(
     tapes=None, # Tapes to play steps from; None: run every step without tapes
 ) -> list:      # for each run, what `fedlit.round.local_phase` returns
     "Train the clients of several runs, all in one stack."
-    sent = asks[0][0]
+    broadcast = asks[0][0]
     if tapes: tapes.new_round()
-    with modes_kept(sent.model):
+    with modes_kept(broadcast.model):
         cohort = RunsCohort([EngineCohort(*ask, each=stacked) for ask in asks], tapes=tapes)
         order = longest_first(cohort.batches)
         cohort, cohort.batches = cohort.at(order), cohort.batches.of(order)
-        cohort.fill = can_pad(sent, cohort.batches, EngineCohort)
+        cohort.fill = can_pad(broadcast, cohort.batches, EngineCohort)
         cohort = cohort.begin().take_part()
         out = in_order([cohort.send(cohort.train())], order)
     ends = list(accumulate(len(who) for _, who, _ in asks))
@@ -71,19 +71,19 @@ def train_runs(
 
 # %% ../../nbs/engine/runs.ipynb #35ee4b7a
 def kind_of(
-    sent, # Broadcast of a run
+    broadcast, # Broadcast of a run
 ):        # hashable; None if the run has to train alone
     "What two runs must have in common to train in one stack."
-    rest, state = held_besides(sent.model), sent.state
-    if wants(sent.method, 'seed') or rest is None: return None
-    sends_model = asks_for(sent.method, 'send', 'model') # one network for the whole stack
+    rest, state = held_besides(broadcast.model), broadcast.state
+    if wants(broadcast.method, 'seed') or rest is None: return None
+    sends_model = asks_for(broadcast.method, 'send', 'model') # one network for the whole stack
     tensors = *((k, v.shape, v.dtype) for tree in (state.params, state.buffers, state.fixed) for k, v in tree.items()),
-    return (sent.method, form_of(sent.model), rest, tensors, id(sent.criterion), id(sent.proxy), state.clients,
-            frozenset(state.personal), checksum(*state.fixed.values()), sent.keep_ended,
-            sends_model and checksum(*sent.model.parameters(), *sent.model.buffers()))
+    return (broadcast.method, form_of(broadcast.model), rest, tensors, id(broadcast.criterion), id(broadcast.proxy),
+            state.clients, frozenset(state.personal), checksum(*state.fixed.values()), broadcast.keep_ended,
+            sends_model and checksum(*broadcast.model.parameters(), *broadcast.model.buffers()))
 
 def form_of_server(
-    sent, # Broadcast of a run
+    broadcast, # Broadcast of a run
 ):        # hashable
     "Names, shapes and types of the tensors that the server remembers: they may change, but must agree in a stack."
-    return *((k, v.shape, v.dtype) for k, v in flatten(sent.state.server).items()),
+    return *((k, v.shape, v.dtype) for k, v in flatten(broadcast.state.server).items()),

@@ -47,22 +47,22 @@ def compare_ways(plain, other):
     return first_line(wrong) # nothing could be compared
 
 # %% ../../nbs/engine/trial.ipynb #e6f713a4
-def trial_step(sent, x, y, lengths, cohort):
+def trial_step(broadcast, x, y, lengths, cohort):
     "A function of client positions that runs their step on these samples, from weights near those of `sent`."
     xs, ys = (torch.stack([v, v.flip(0)])[:len(lengths), None] for v in (x, y))
     def step(at, cast, each=single, fill=False, train=Cohort.train):
         exactly = lambda v: cast(v) if v.is_floating_point() else v
-        model, method, criterion = map(copy.deepcopy, (sent.model, sent.method, sent.criterion))
+        model, method, criterion = map(copy.deepcopy, (broadcast.model, broadcast.method, broadcast.criterion))
         if isinstance(criterion, torch.nn.Module): criterion.to(exactly(torch.zeros(())).dtype) # its class weights
         data = Batches(exactly(xs), exactly(ys), torch.tensor(lengths)[:, None]).of(at)
-        clients = cohort(replace(sent, model=model, method=method, criterion=criterion),
-                         [min(k, sent.state.clients - 1) for k in at], data, each, fill)
+        clients = cohort(replace(broadcast, model=model, method=method, criterion=criterion),
+                         [min(k, broadcast.state.clients - 1) for k in at], data, each, fill)
         for k in ('params', 'buffers', 'velocity', 'received', 'mine', 'part', 'server', 'fixed', 'loss'):
             setattr(clients, k, tmap(exactly, getattr(clients, k)))
         names = dict(model.named_buffers()) # not those of the method
         own = {k: v for k, v in clients.buffers.items() if k in names and v.is_floating_point()}
         clients.params, clients.buffers = _perturb(clients.params), {**clients.buffers, **_perturb(own, torch.rand)}
-        clients.forward = sent.function(model.to(exactly(torch.zeros(())).dtype))
+        clients.forward = broadcast.function(model.to(exactly(torch.zeros(())).dtype))
         clients = clients.begin().take_part()
         before = {k: {n: v.clone() for n, v in getattr(clients, k).items() if v.is_floating_point()}
                   for k in ('params', 'buffers')} # booleans cannot be subtracted
@@ -72,23 +72,23 @@ def trial_step(sent, x, y, lengths, cohort):
     return step
 
 # %% ../../nbs/engine/trial.ipynb #eadf7fe8
-def _key_of(sent, x, y, cohort, fill):
+def _key_of(broadcast, x, y, cohort, fill):
     "What decides whether a step agrees, if it runs no code of one's own."
-    state = sent.state
+    state = broadcast.state
     tensors = {**state.params, **state.buffers, **state.fixed, '.x': x, '.y': y}
     shapes = tuple((k, v.shape, v.dtype, v.device) for k, v in tensors.items())
-    return hash((form_of(sent.model), shapes, sent.method, sent.local, repr(sent.function), state.statistics,
-                 state.round == 0, sent.proxy is None, cohort, fill))
+    return hash((form_of(broadcast.model), shapes, broadcast.method, broadcast.local, repr(broadcast.function),
+                 state.statistics, state.round == 0, broadcast.proxy is None, cohort, fill))
 
 # %% ../../nbs/engine/trial.ipynb #2890be4b
 _agreements = set() # of keys from `_key_of`
 
-def try_stack(sent, x, y, cohort, fill=False):
+def try_stack(broadcast, x, y, cohort, fill=False):
     "Try a step of two clients: '' if a stack does what they do one by one, else what differs or PyTorch's error."
-    plain = sent.criterion is cross_entropy and not has_own_code(sent.model, sent.method)
-    if (key := _key_of(sent, x, y, cohort, fill) if plain else None) in _agreements: return ''
+    plain = broadcast.criterion is cross_entropy and not has_own_code(broadcast.model, broadcast.method)
+    if (key := _key_of(broadcast, x, y, cohort, fill) if plain else None) in _agreements: return ''
     short = max(2, (len(x) - len(x)//3 - 1) | 1) # odd, since PyTorch makes normal numbers sixteen at a time
-    step = trial_step(sent, x, y, [len(x), short if fill else len(x)], cohort)
+    step = trial_step(broadcast, x, y, [len(x), short if fill else len(x)], cohort)
     def one_by_one(cast):
         each = [step([k], cast) for k in (0, 1)]
         return {k: torch.cat([v[k] for v in each]) for k in each[0]}

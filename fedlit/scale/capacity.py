@@ -31,9 +31,9 @@ def _round(method, model, shape, classes, clients, proxy, statistics='averaged',
     y = torch.arange(2).view(2, *[1]*len(places)).expand(len(who), 1, 2, *places) % classes
     local = Local(batch_size=2, lr=1e-3)
     state = start(method, model, clients, statistics)
-    sent = Broadcast(method, model, state, local, proxy=proxy, classes=classes)
-    out = local_phase(sent, who, Batches(x, y))
-    return state, out, lambda: aggregate(sent, who, out, torch.ones(len(who)))
+    broadcast = Broadcast(method, model, state, local, proxy=proxy, classes=classes)
+    out = local_phase(broadcast, who, Batches(x, y))
+    return state, out, lambda: aggregate(broadcast, who, out, torch.ones(len(who)))
 
 # %% ../../nbs/scale/capacity.ipynb #ba2395df
 def _bytes(tree, masks, clients):

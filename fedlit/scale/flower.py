@@ -243,9 +243,9 @@ def _train_client(plan, task, number, state):
     batches = batches_of(normalise_once(task), {number: torch.arange(len(task.y_train))}, [number],
                          plan.local, plan.seed, state.round, least_batch(plan.model))
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
-    sent = Broadcast(plan.method, plan.model, state, plan.local, CRITERIA[task.target], function=function,
+    broadcast = Broadcast(plan.method, plan.model, state, plan.local, CRITERIA[task.target], function=function,
                      classes=task.classes)
-    out = local_phase(sent, [number], batches, _executor(plan.method))
+    out = local_phase(broadcast, [number], batches, _executor(plan.method))
     check_clients(Guard(beyond=math.inf), [number], out, state) # the server compares it with the others
     return out
 
@@ -350,8 +350,8 @@ def blank(plan, state):
     "A client's result on two samples of zeros: the names, types and shapes that answers must have."
     like = plan.task.x_train
     x, y = like.new_zeros(1, 1, 2, *like.shape[1:]), torch.zeros(1, 1, 2, dtype=torch.long)
-    sent = Broadcast(plan.method, plan.model, state, plan.local, classes=plan.task.classes)
-    return local_phase(sent, [0], Batches(x, y), _executor(plan.method))
+    broadcast = Broadcast(plan.method, plan.model, state, plan.local, classes=plan.task.classes)
+    return local_phase(broadcast, [0], Batches(x, y), _executor(plan.method))
 
 def _check_answer(content, like, most, unsaid):
     "The tree, steps and loss that a site sent; ValueError if they are not as they must be."
