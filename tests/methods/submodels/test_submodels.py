@@ -37,6 +37,29 @@ def test_scaler_is_for_training_only():
     for k, v in params.items():
         assert torch.allclose(used[k], v/{'a': .5, 'b': .6}.get(k[0], 1.)) and torch.equal(idle[k], v)
 
+# ---- layers without parameters ----
+
+class Between(torch.nn.Module):
+    def __init__(self, layer, channels=8):
+        super().__init__()
+        conv = lambda c, out: torch.nn.Conv2d(c, out, 3, padding=1)
+        self.body = torch.nn.Sequential(conv(1, 8), layer, conv(channels, 6), layer, torch.nn.AdaptiveAvgPool2d(1),
+                                        torch.nn.Flatten())
+        self.head = torch.nn.Linear(channels*6//8, 4)
+    def forward(self, x):
+        z = self.body(x)
+        return z, self.head(z)
+
+@pytest.mark.parametrize('layer, sizes', [(torch.nn.ReLU(), [8, 6]), (torch.nn.ChannelShuffle(2), []),
+                                          (torch.nn.Softmax(1), []), (torch.nn.LogSoftmax(1), [])])
+def test_channels_that_a_layer_mixes_are_not_cut(layer, sizes):
+    net = Between(layer)
+    assert net(torch.randn(2, 1, 8, 8))[1].shape == (2, 4) and list(find_axes(net).size.values()) == sizes
+
+def test_a_layer_that_changes_the_number_of_channels_is_refused():
+    with pytest.raises(ValueError, match='PixelShuffle, and fedlit has no rule'):
+        find_axes(Between(torch.nn.PixelShuffle(2), 2))
+
 # ---- cross-entropy over the labels that a client has ----
 
 def zeros(client, z): return torch.stack([z[:, i] if i in OWNED[client] else 0*z[:, i] for i in range(4)], 1)
