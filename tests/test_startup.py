@@ -69,7 +69,8 @@ def test_the_command_line_says_the_same_of_a_value_as_a_file_does():
 def test_files_are_told_in_the_same_words():
     from fedlit import cli, laws
     for path in 'nofile.py', './no/file.py', 'tests': # of these only files are imported
-        assert refused(lambda path=path: cli._there(path)) == refused(lambda path=path: laws.import_file(path))
+        asked = cli.parser().parse_args(['check', path])
+        assert refused(lambda a=asked: cli.check(a)) == refused(lambda path=path: laws.import_file(path))
 
 def test_digits_are_those_of_scikit_learn(monkeypatch):
     from sklearn.datasets import load_digits
