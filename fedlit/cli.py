@@ -246,8 +246,8 @@ TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
 def _names(a, *methods):
     "The methods. Misspelt names are reported before data are loaded."
     for k, names in CHOICES.items():
-        if given := getattr(a, k):
-            name, paren, more = given.partition('(') # a partition may have arguments
+        if text := getattr(a, k):
+            name, paren, more = text.partition('(') # a partition may have arguments
             setattr(a, k, match_name(name, names, f"value of --{k.replace('_', '-')}") + paren + more)
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
     if a.model: a.model = read_name(a.model, 'model')
@@ -255,14 +255,14 @@ def _names(a, *methods):
         if os.sep in a.data: raise ValueError(f"--data {a.data}: there is no such folder")
         a.data = read_name(a.data, 'data set')
     a.executor = _executor(a.executor)
-    found = list(map(method, methods))
+    values = list(map(method, methods))
     for k in TAKES:
         try: value(getattr(a, k))
         except Misfit as e: raise ParseError(f'{k}: {e}') from None
         except ParseError as e: raise ParseError(f'--{k} takes {TAKES[k]}; {e}') from None
-    if twice := [m for i, m in enumerate(found) if m in found[:i]]:
+    if twice := [m for i, m in enumerate(values) if m in values[:i]]:
         raise ValueError(f'the methods: {twice[0]!r} is there twice, and once is enough')
-    return found
+    return values
 
 # %% ../nbs/cli.ipynb #clisetc1
 # option -> partition that has it -> its name there, and its default
@@ -273,18 +273,18 @@ def _partition(a, text):
     "The partition `text`, with the given options in place of its own values."
     from fedlit.setting import call, write_call
     name, kw = call(text)
-    asked = a.partition or a.concepts and 'by_domain'
-    if asked and '(' in asked: name, kw = call(asked)
-    elif asked and asked != name: name, kw = asked, {}
+    choice = a.partition or a.concepts and 'by_domain'
+    if choice and '(' in choice: name, kw = call(choice)
+    elif choice and choice != name: name, kw = choice, {}
     if name == 'by_owner' and a.clients is not None: kw.pop('every', None)
-    elif name == 'by_owner' and asked: kw['every'] = True # not of a file's run, which has its own number of clients
+    elif name == 'by_owner' and choice: kw['every'] = True # not of a file's run, which has its own number of clients
     for option, places in OWN.items():
-        given = getattr(a, option)
+        number = getattr(a, option)
         if name in places:
             argument, usual = places[name]
-            kw[argument] = kw.get(argument, usual) if given is None else given
-        elif given is not None:
-            raise ValueError(f"--{option} {given} belongs to --partition {' or '.join(places)}, "
+            kw[argument] = kw.get(argument, usual) if number is None else number
+        elif number is not None:
+            raise ValueError(f"--{option} {number} belongs to --partition {' or '.join(places)}, "
                              f"but the partition is {name}")
     return write_call(name, kw)
 
@@ -292,24 +292,24 @@ def _partition(a, text):
 def _own_data(a):
     "The text that describes your own table or folder, or None."
     from fedlit.setting import write_call
-    said = {k: v for k in ('y', 'owner', 'target') if (v := getattr(a, k)) is not None}
+    fields = {k: v for k in ('y', 'owner', 'target') if (v := getattr(a, k)) is not None}
     if not a.data or not _is_own(a.data):
-        if said: raise ValueError(f"--{min(said)} belongs to a table, such as --data wards.csv")
+        if fields: raise ValueError(f"--{min(fields)} belongs to a table, such as --data wards.csv")
         return None
-    if (is_folder := os.path.isdir(a.data)) and said:
-        raise ValueError(f"--{min(said)} belongs to a table, and --data {a.data} is a folder")
+    if (is_folder := os.path.isdir(a.data)) and fields:
+        raise ValueError(f"--{min(fields)} belongs to a table, and --data {a.data} is a folder")
     if not is_folder and not a.y: raise ValueError(f"--data {a.data} needs --y, the column to predict")
-    if 'y' in said: said['y'] = tuple(a.y) if len(a.y) > 1 else a.y[0]
-    return write_call('folder' if is_folder else 'table', dict(path=os.path.abspath(a.data), **said))
+    if 'y' in fields: fields['y'] = tuple(a.y) if len(a.y) > 1 else a.y[0]
+    return write_call('folder' if is_folder else 'table', dict(path=os.path.abspath(a.data), **fields))
 
 def _task(a, text):
     "The data set `text`, with the given options in place of its own values."
     from fedlit.setting import call, write_call
-    given = _own_data(a) or a.data
+    own = _own_data(a) or a.data
     name, kw = call(text) if '(' in text else (text, {})
-    if given: name, kw = call(given) if '(' in given else (given, kw)
-    asked = dict(train=a.train_samples, test=a.test_samples, concepts=a.concepts, validation=a.validation)
-    kw = kw | {k: v for k, v in asked.items() if v is not None}
+    if own: name, kw = call(own) if '(' in own else (own, kw)
+    options = dict(train=a.train_samples, test=a.test_samples, concepts=a.concepts, validation=a.validation)
+    kw = kw | {k: v for k, v in options.items() if v is not None}
     return write_call(name, kw) if kw else name
 
 # %% ../nbs/cli.ipynb #clisetc2
@@ -319,19 +319,19 @@ _LOCAL = 'epochs', 'batch_size', 'lr', 'momentum', 'weight_decay', 'steps', 'opt
 def setting(a):
     "The setting that the options describe: the command's base, changed by the options that were given."
     from fedlit.setting import read_setting, write_call
-    base, given = read_setting(a.base), {k: v for k, v in vars(a).items() if v is not None}
-    if {'steps', 'epochs'} <= given.keys():
+    base, values = read_setting(a.base), {k: v for k, v in vars(a).items() if v is not None}
+    if {'steps', 'epochs'} <= values.keys():
         raise ValueError(f'--steps {a.steps} beside --epochs {a.epochs}: clients count one or the other')
-    own = {k: given[k] for k in _FIELDS if k in given}
+    own = {k: values[k] for k in _FIELDS if k in values}
     options = dict(base.options) if own.get('model', base.model) == base.model else {} # not for other networks
-    counts = dict(steps=None) if 'epochs' in given else {} # instead of the steps of a file's run
-    trained = local(**{**base.local.plain(), **counts, **{k: given[k] for k in _LOCAL if k in given}})
+    counts = dict(steps=None) if 'epochs' in values else {} # instead of the steps of a file's run
+    training = local(**{**base.local.plain(), **counts, **{k: values[k] for k in _LOCAL if k in values}})
     n, public = a.proxy_samples, base.public
     if n is not None: public = write_call('withheld', dict(samples=n)) if n else ''
     return replace(base, task=_task(a, base.task), options=tuple({**options, **dict(a.option)}.items()),
-                   partition=_partition(a, base.partition), local=trained, public=public,
-                   participation=value(given.get('participation', base.participation)),
-                   without=tuple(given.get('without', base.without)), **own)
+                   partition=_partition(a, base.partition), local=training, public=public,
+                   participation=value(values.get('participation', base.participation)),
+                   without=tuple(values.get('without', base.without)), **own)
 
 # %% ../nbs/cli.ipynb #5b568605
 _HOW = ('executor', 'bad_clients', 'channels_last', 'device', 'threads', 'deterministic', 'evaluate_every', 'methods',
@@ -345,12 +345,12 @@ def _again(source, p):
     "Make the run described in a file the base of the parser `p`."
     if not os.path.isfile(source):
         raise ValueError(f'--from {source}: there is no such file; it is one that `fedlit run --json` wrote')
-    try: said = read_json(source)['settings']
-    except (KeyError, TypeError): said = {}
-    if not {'setting', 'asked'} <= said.keys():
+    try: content = read_json(source)['settings']
+    except (KeyError, TypeError): content = {}
+    if not {'setting', 'asked'} <= content.keys():
         raise ValueError(f"{source} does not say what was asked; only files of `fedlit run --json` do, "
                          "from this version on")
-    p.set_defaults(base=said['setting'], **said['asked'])
+    p.set_defaults(base=content['setting'], **content['asked'])
 
 # %% ../nbs/cli.ipynb #78fca98a
 def _follows(): return int(os.environ.get('RANK', 0)) > 0
@@ -368,18 +368,18 @@ _READ, _WRITTEN = ('data', 'source', 'file'), ('checkpoint', 'log_csv', 'json', 
 def _check_files(a):
     "Refuse a file that cannot be written later, or only over another that the same command reads or writes."
     from fedlit.engine.inputs import writable
-    names, seen = dict(file='the file', source='--from'), {}
+    names, files = dict(file='the file', source='--from'), {}
     for k in (*_READ, *_WRITTEN):
         path = getattr(a, k, None)
         if not path or k == 'data' and not _is_own(path): continue
         if k in _WRITTEN: writable(path)
         option = names.get(k, f"--{k.replace('_', '-')}")
-        other = seen.setdefault(os.path.realpath(path), option)
+        other = files.setdefault(os.path.realpath(path), option)
         if other != option and (os.path.isfile(path) or not os.path.exists(path)): # devices and pipes may be shared
             raise ValueError(f"{option} {path} would be written over {other} {path}; name another file")
 
 # %% ../nbs/cli.ipynb #2c411899
-def _federation(a, setting, **given):
+def _federation(a, setting, **more):
     from fedlit.run import Federation
     from fedlit.ground.memory import hold_memory
     if not _follows(): _check_files(a)
@@ -391,10 +391,10 @@ def _federation(a, setting, **given):
     record = dict(true=True, false=False).get(a.record, a.record)
     return Federation.of(setting, a.root, a.download, bad_clients=a.bad_clients, record=record, device=a.device,
                          channels_last=a.channels_last, threads=a.threads, progress=not a.quiet,
-                         evaluate_every=a.evaluate_every, **_executor_args(a), **given)
+                         evaluate_every=a.evaluate_every, **_executor_args(a), **more)
 
-def _federate(a, setting, **given):
-    federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
+def _federate(a, setting, **more):
+    federation, log = _federation(a, setting, **more), getattr(a, 'log_csv', None)
     if not log or _follows(): return federation.run()
     for run in federation.each_round():
         try: a.kept = write_file(log, run.history.to_csv(index=False).encode())
@@ -404,29 +404,29 @@ def _federate(a, setting, **given):
 # %% ../nbs/cli.ipynb #d6fed0b4
 _MISTAKES = ValueError, TypeError, OSError, FloatingPointError # told in one line; others keep their traceback
 
-def _finish(shown, *files): # shown: what to print; files: (path or None, function that writes it), the cheapest first
+def _finish(text, *files): # text: what to print; files: (path or None, function that writes it), the cheapest first
     "Write every file that can be written, print, and end with an error that names those that could not."
-    wrote, failed = [], []
+    wrote, errors = [], []
     for path, write in files:
         if not path: continue
         try: wrote.append(f'wrote {write(path)}')
         except (Exception, KeyboardInterrupt) as e:
-            failed.append(f'{path} was not written: {str(e) or type(e).__name__}')
+            errors.append(f'{path} was not written: {str(e) or type(e).__name__}')
             if not isinstance(e, (*_MISTAKES, KeyboardInterrupt)): traceback.print_exc()
-    print(shown, *wrote, sep='\n')
-    if failed: raise OSError('; '.join(failed))
+    print(text, *wrote, sep='\n')
+    if errors: raise OSError('; '.join(errors))
 
 def run(a):
     "Train one method and print its history"
     _names(a, *filter(None, [a.method]))
     from fedlit.result import records
-    done = _federate(a, setting(a), checkpoint=a.checkpoint)
+    result = _federate(a, setting(a), checkpoint=a.checkpoint)
     if _follows(): return
-    done.settings['asked'] = dict(result_options(a), record=a.record)
-    said = dict(method=repr(done.method), settings=done.settings, history=records(done.history))
-    table = done.history.to_string(index=False, float_format='{:.4g}'.format)
-    _finish(f'{table}\n{done}', (a.json, lambda path: write_json(path, said)), (a.save, done.save),
-            (a.report, done.report))
+    result.settings['asked'] = dict(result_options(a), record=a.record)
+    content = dict(method=repr(result.method), settings=result.settings, history=records(result.history))
+    table = result.history.to_string(index=False, float_format='{:.4g}'.format)
+    _finish(f'{table}\n{result}', (a.json, lambda path: write_json(path, content)), (a.save, result.save),
+            (a.report, result.report))
 
 # %% ../nbs/cli.ipynb #0199b8b6
 def _expand_grid(methods, grid):
@@ -441,18 +441,18 @@ def _expand_grid(methods, grid):
 def _row_of(runs):
     "A table's row for a method's runs: means ± half the width of their 95 % intervals, median seconds per round."
     from fedlit.measure import first_of, spread
-    shown = lambda values: format(spread(values), '.4f') if values else ''
-    last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
+    show = lambda values: format(spread(values), '.4f') if values else ''
+    last = lambda column: show([r.history[column].iloc[-1] for r in runs if column in r.history])
     first = first_of(runs[0].history)
     by = 'validation' if 'validation' in runs[0].history else first
-    best = shown([r.best(by).get(first, math.nan) for r in runs]) # NaN if the run has diverged
+    best = show([r.best(by).get(first, math.nan) for r in runs]) # NaN if the run has diverged
     seconds = [s for r in runs for s in r.history['seconds']]
     own = {c: last(c) for c in ('personal', 'validation', 'validation_personal')}
     return {first: last(first), **own, f'best by {by}': best, 'seconds_a_round': round(statistics.median(seconds), 3)}
 
 def _name_outputs(a): return f"this table{a.json and f' and {a.json}' or ''}" # what is kept if a command breaks off
 
-def _shown(rows):
+def _format_table(rows):
     "The table as it is printed, without columns that no method has."
     import pandas as pd
     table = pd.DataFrame(rows).rename(columns=dict(seconds_a_round='s a round'))
@@ -466,17 +466,17 @@ def compare(a):
     from fedlit.result import records
     from fedlit.setting import plain
     what = setting(a)
-    def asked(m, s):
+    def request(m, s):
         return _federation(a, replace(what, method=repr(m), seed=s), checkpoint=a.out and str(file_of(a.out, m, s)))
     try:
-        for m, runs in run_methods(methods, a.seeds, asked):
+        for m, runs in run_methods(methods, a.seeds, request):
             every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
             rows.append({'method': repr(m), **_row_of(runs)})
             a.kept = _name_outputs(a)
     finally:
         if rows and not _follows():
-            said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
-            _finish(_shown(rows), (a.json, lambda path: write_json(path, said)))
+            content = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
+            _finish(_format_table(rows), (a.json, lambda path: write_json(path, content)))
 
 # %% ../nbs/cli.ipynb #lstent01
 def _folder(option, path):
@@ -486,8 +486,8 @@ def _folder(option, path):
 def _list_entries(a):
     from fedlit.papers import catalogue
     from fedlit.papers.claims import wrap_text
-    listed = catalogue.listing(a.out, a.entry, [a.scale] if a.scale else catalogue.SCALES, a.only)
-    head, *lines = table_lines(listed.drop(columns='source'), index=False).splitlines() # too long for a line
+    entries = catalogue.listing(a.out, a.entry, [a.scale] if a.scale else catalogue.SCALES, a.only)
+    head, *lines = table_lines(entries.drop(columns='source'), index=False).splitlines() # too long for a line
     print(head.rstrip(), *(wrap_text(line, head.index('caption')) for line in lines), sep='\n')
 
 # %% ../nbs/cli.ipynb #f12f7a3d
@@ -513,9 +513,9 @@ def reproduce(a):
 
 # %% ../nbs/cli.ipynb #e72e8d31
 def _collapse(a):
-    if given := [f"--{k.replace('_', '-')}" for k in
-                ('scale', 'only', 'minutes', 'device', 'executor', 'until_decided', 'max_seeds') if getattr(a, k)]:
-        raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
+    if options := [f"--{k.replace('_', '-')}" for k in
+                  ('scale', 'only', 'minutes', 'device', 'executor', 'until_decided', 'max_seeds') if getattr(a, k)]:
+        raise ValueError(f"{', '.join(options)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
     from fedlit.papers import catalogue
     from fedlit.papers.claims import results, wrap_text
@@ -532,9 +532,9 @@ def _collapse(a):
     catalogue.report(['collapse'], out=a.out)
     print('\nBeside the committed runs:')
     beside = {'here': here, 'digits': committed_verdicts(), 'CIFAR-10': committed_verdicts('short')}
-    for claim, told in verdicts_beside(beside).iterrows():
+    for claim, verdicts in verdicts_beside(beside).iterrows():
         print(wrap_text(claim))
-        print(wrap_text('    ' + '; '.join(f'{k}: {v}' for k, v in told.items())))
+        print(wrap_text('    ' + '; '.join(f'{k}: {v}' for k, v in verdicts.items())))
     print(f'{time.perf_counter()-began:.0f} s in all.')
 
 # %% ../nbs/cli.ipynb #44a1e833
@@ -567,12 +567,12 @@ def report_run(a):
     from fedlit.setting import parts_of, read_setting
     a.to = a.to or Path(a.file).with_suffix('.html')
     _check_files(a)
-    run, given = Run.load(a.file), {}
-    if said := run.settings.get('setting'):
-        try: given = parts_of(read_setting(said), a.root)
+    run, parts = Run.load(a.file), {}
+    if words := run.settings.get('setting'):
+        try: parts = parts_of(read_setting(words), a.root)
         except (OSError, ValueError) as e: print(f'fedlit: {e}; the page goes without the data', file=sys.stderr)
-    given.pop('model', None) # the run has the trained network
-    print('wrote', run.report(a.to, again=a.again, **given))
+    parts.pop('model', None) # the run has the trained network
+    print('wrote', run.report(a.to, again=a.again, **parts))
 
 # %% ../nbs/cli.ipynb #2c892513
 def interactions(a):
@@ -588,15 +588,15 @@ def interactions(a):
     own = 'methods', 'seeds', 'method', 'seed' # those of single runs
     same = {k: str(v) for k, v in {**plain(what), **result_options(a)}.items() if k not in own}
     if a.out: same['fingerprint'] = fingerprint_of(_federation(a, replace(what, method='FedAvg()', seed=0)))
-    def tell(seen, *files):
-        if _follows() or not seen.runs: return
-        a.kept, said = _name_outputs(a), dict(asked=dict(result_options(a), setting=plain(what)), **seen.content())
-        _finish(seen, (a.json, lambda path: write_json(path, said)), *files)
-    try: seen = measure(methods, a.seeds, a.out, train, same, not a.quiet)
+    def tell(results, *files):
+        if _follows() or not results.runs: return
+        a.kept, data = _name_outputs(a), dict(asked=dict(result_options(a), setting=plain(what)), **results.content())
+        _finish(results, (a.json, lambda path: write_json(path, data)), *files)
+    try: results = measure(methods, a.seeds, a.out, train, same, not a.quiet)
     except (Exception, KeyboardInterrupt) as e:
         if hasattr(e, 'runs'): tell(e.runs)
         raise
-    tell(seen, (a.out and Path(a.out)/'interactions.png', lambda path: write_figure(path, seen.plot().figure)))
+    tell(results, (a.out and Path(a.out)/'interactions.png', lambda path: write_figure(path, results.plot().figure)))
 
 # %% ../nbs/cli.ipynb #894340c8
 def check(a):
@@ -605,9 +605,9 @@ def check(a):
     if not Path(a.file).is_file(): raise FileNotFoundError(f"there is no file {Path(a.file)}")
     from fedlit import laws
     module = laws.import_file(a.file)
-    found, unmade = laws.methods_in(module)
-    if a.method: found, unmade = [method(a.method, laws.classes_in(module))], {}
-    if not found and not unmade:
+    methods, errors = laws.methods_in(module)
+    if a.method: methods, errors = [method(a.method, laws.classes_in(module))], {}
+    if not methods and not errors:
         raise ValueError(f"{a.file} defines no method; a method is a subclass of fedlit.method.Method")
     model, task, reports = None, None, []
     if a.data or a.model:
@@ -615,12 +615,12 @@ def check(a):
         from fedlit.models import build
         task = load(a.data or 'digits', root=a.root)
         model = build(a.model or 'mlp', task, seed=0, **dict(a.option))
-    for m in found:
+    for m in methods:
         reports.append(laws.check(m, model, task))
         print(reports[-1], flush=True)
-    for name, why in unmade.items():
+    for name, why in errors.items():
         print(f"{name} was not tried: {why}; put a value into the file, mine = {name}(...)")
-    if unmade or not all(r.ok for r in reports): sys.exit(1)
+    if errors or not all(r.ok for r in reports): sys.exit(1)
 
 # %% ../nbs/cli.ipynb #54836fff
 COMMANDS = {'run': (_run, run), 'compare': (_compare, compare), 'reproduce': (_reproduce, reproduce),
@@ -665,8 +665,8 @@ class _Stream:
 def _parse_args(argv):
     "The arguments, on top of those in the file that --from names."
     p = parser()
-    a, left = p.parse_known_args(argv)
-    if left: p.commands[a.command].error(f"unrecognized arguments: {' '.join(left)}")
+    a, rest = p.parse_known_args(argv)
+    if rest: p.commands[a.command].error(f"unrecognized arguments: {' '.join(rest)}")
     if not getattr(a, 'source', None): return a
     try: _again(a.source, p.commands['run'])
     except (ValueError, OSError) as e: sys.exit(f'fedlit: {e}')

@@ -67,19 +67,19 @@ def keep_step(
 # %% ../nbs/20_compare.ipynb #31a709cb
 def _train_all(sims, asks, attempt):
     "Train the clients of all simulations: in one stack if there are several, and one after the other if that fails."
-    sent = {i: attempt(i, lambda s, who, state: (s.broadcast(state), who, s.batches(who, state.round)), s, *asks[i])
-            for i, s in sims.items()}
+    phases = {i: attempt(i, lambda s, who, state: (s.broadcast(state), who, s.batches(who, state.round)), s, *asks[i])
+              for i, s in sims.items()}
     stacks = {}
-    for i in filter(sent.get, sent): stacks.setdefault(form_of_server(sent[i][0]), []).append(i)
-    return {k: v for at in stacks.values() for k, v in _train_stack(at, sims, sent, attempt).items()}
+    for i in filter(phases.get, phases): stacks.setdefault(form_of_server(phases[i][0]), []).append(i)
+    return {k: v for at in stacks.values() for k, v in _train_stack(at, sims, phases, attempt).items()}
 
-def _train_stack(at, sims, sent, attempt):
+def _train_stack(at, sims, phases, attempt):
     if len(at) > 1:
-        try: return dict(zip(at, train_runs([sent[i] for i in at], sims[at[0]].tapes)))
-        except Exception as e: said = first_line(e)
-    alone = lambda i, s: local_phase(*sent[i], s.executor, s.tapes, s.federation.chunk)
+        try: return dict(zip(at, train_runs([phases[i] for i in at], sims[at[0]].tapes)))
+        except Exception as e: why = first_line(e)
+    alone = lambda i, s: local_phase(*phases[i], s.executor, s.tapes, s.federation.chunk)
     outs = {i: attempt(i, alone, i, sims[i]) for i in at} # what is wrong with a run, it reports by itself
-    if len(at) > 1 and all(outs.values()): warn(f"runs cannot train in one stack ({said}); each trains by itself")
+    if len(at) > 1 and all(outs.values()): warn(f"runs cannot train in one stack ({why}); each trains by itself")
     return outs
 
 # %% ../nbs/20_compare.ipynb #9999c30a
@@ -104,33 +104,33 @@ def run_together(
             runs += getattr(e, 'runs', [])
             give_runs(e, runs + [None]*(len(todo) - len(runs)), sum(map(_is_over, runs)), len(todo))
             raise
-    if failures is None and (failed := next(filter(None, ends), None)):
-        failed.runs = runs
-        raise failed
+    if failures is None and (error := next(filter(None, ends), None)):
+        error.runs = runs
+        raise error
     return runs
 
 # %% ../nbs/20_compare.ipynb #ad06af75
 def _run_some(federations, ends, bar, began, train):
-    groups, begun, team, end = {}, {}, SingleProcess(), {}
+    groups, pairs, team, end = {}, {}, SingleProcess(), {}
     with memory_held(federations[0].device):
         for i, f in enumerate(federations):
-            try: sim, run = begun[i] = replace(f, progress=False).begin(team, False)
+            try: sim, run = pairs[i] = replace(f, progress=False).begin(team, False)
             except Exception as e: end[i] = e
             else:
                 group = groups.setdefault(sim.kind(run.state) or i, [])
-                if group: sim.task, sim.source = begun[group[0]][0].task, begun[group[0]][0].source # once in memory
+                if group: sim.task, sim.source = pairs[group[0]][0].task, pairs[group[0]][0].source # once in memory
                 group.append(i)
                 bar.update(run.state.round)
         for at in groups.values() if train else ():
-            sims, runs = zip(*(begun[i] for i in at))
+            sims, runs = zip(*(pairs[i] for i in at))
             stops = [began + 60*(federations[i].minutes or 0) for i in at]
             steps = [s.rounds(r, s, t) for s, r, t in zip(sims, runs, stops)]
             try: end.update(zip(at, keep_step(sims, steps, bar)))
             except KeyboardInterrupt as e:
-                e.runs = [_so_far(*begun.get(i, (None, None)), i in end, end.get(i)) for i in range(len(federations))]
+                e.runs = [_so_far(*pairs.get(i, (None, None)), i in end, end.get(i)) for i in range(len(federations))]
                 raise
     ends += [end.get(i) for i in range(len(federations))]
-    runs = [_so_far(*begun.get(i, (None, None)), True, end.get(i)) for i in range(len(federations))]
+    runs = [_so_far(*pairs.get(i, (None, None)), True, end.get(i)) for i in range(len(federations))]
     trim_memory()
     return runs
 
@@ -152,9 +152,9 @@ def give_runs(
     "Give an exception the runs so far; an interrupt says so itself, and beside an error a warning does."
     e.runs, goes_on = runs, 'the same call goes on' if folder else 'with folder= the same call would go on'
     more = '' if folder == '' else f'; {goes_on}'
-    said = f'{over} of {many} runs are finished; this exception has them, as sys.last_value.runs or e.runs{more}'
-    if isinstance(e, KeyboardInterrupt): e.args = (f'interrupted; {said}',)
-    elif over: warn(said)
+    text = f'{over} of {many} runs are finished; this exception has them, as sys.last_value.runs or e.runs{more}'
+    if isinstance(e, KeyboardInterrupt): e.args = (f'interrupted; {text}',)
+    elif over: warn(text)
 
 # %% ../nbs/20_compare.ipynb #580da86b
 def file_of(
@@ -168,12 +168,12 @@ def file_of(
                          f"{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors")
 
 # %% ../nbs/20_compare.ipynb #dc731e61
-def _partition_in_words(partition, counted): # counted: was the number of clients given?
+def _partition_in_words(partition, has_number): # has_number: was the number of clients given?
     "The text that describes a partition; None if it is a function, or was not given."
     if isinstance(partition, str):
-        said = f'{partition}()' if partition in PARTITIONS else partition
-        if counted or not said.startswith('by_owner('): return said
-        name, kw = call(said)
+        words = f'{partition}()' if partition in PARTITIONS else partition
+        if has_number or not words.startswith('by_owner('): return words
+        name, kw = call(words)
         return write_call(name, {'every': True, **kw})
     if partition is not None and not callable(partition):
         raise TypeError(f"partition is a {type(partition).__name__}, but it must be words, such as 'by_owner()', or a "
@@ -205,13 +205,13 @@ def experiment(
     partition=None, # text for another partition; or a function (task, clients, seed) -> list of index tensors
                     # (by_owner has all owners, unless clients is given)
     tests=False,    # does every client have test samples of its own, whatever the partition?
-    **given,        # fields of a Setting, such as clients, model and rounds; arguments of `federate`; root and download
+    **arguments,    # fields of a Setting, such as clients, model and rounds; arguments of `federate`; root and download
 ):                  # function (method, seed, checkpoint) -> Federation
     "A function that makes the federations of a comparison; the seed determines partition, initial weights and batches."
-    if one := min(given.keys() & _INSTEAD, default=''):
-        raise ValueError(f"{one}={given[one]!r} belongs to a single run; a comparison has {_INSTEAD[one]}")
-    task = _task(task, **{k: given.pop(k) for k in ('recipe', 'root', 'download') if k in given})
-    own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
+    if one := min(arguments.keys() & _INSTEAD, default=''):
+        raise ValueError(f"{one}={arguments[one]!r} belongs to a single run; a comparison has {_INSTEAD[one]}")
+    task = _task(task, **{k: arguments.pop(k) for k in ('recipe', 'root', 'download') if k in arguments})
+    own = {f.name: arguments.pop(f.name) for f in fields(Setting) if f.name in arguments}
     alpha = _alpha(alpha, partition)
     own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={alpha!r})'
     if own.get('model', Setting.model) != Setting.model: own.setdefault('options', ()) # a Setting's are for its model
@@ -219,67 +219,67 @@ def experiment(
     @lru_cache(maxsize=32) # seeds
     def request(seed):
         data = dict(clients=partition(task, words.clients, seed)) if callable(partition) else {}
-        made = Federation.of(replace(words, seed=seed), task=task, **{'progress': False, **data, **given})
-        return replace(made, tests=made.tests or tests_of(task, made.clients, seed)) if tests else made
+        base = Federation.of(replace(words, seed=seed), task=task, **{'progress': False, **data, **arguments})
+        return replace(base, tests=base.tests or tests_of(task, base.clients, seed)) if tests else base
     return lambda method, seed, checkpoint=None: replace(request(seed), method=method, checkpoint=checkpoint)
 
 # %% ../nbs/20_compare.ipynb #858c1de3
-COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
+COLUMNS = (*dict.fromkeys(k for names in SCORED.values() for k in names if k != 'loss'),
            'personal', 'validation', 'validation_personal') # those to look at first
 
 def _as_list(columns): return [columns] if isinstance(columns, str) else [*columns]
 
 def _kept_columns(columns, metrics):
     "The columns to keep: those asked for, each metric's own, and beside those of validation samples, its own of these."
-    asked, own = _as_list(columns), [*(metrics or ())]
-    return dict.fromkeys([*asked, *own, *(f'{m}_{k}' for m in own for k in asked if k.startswith('validation'))])
+    names, own = _as_list(columns), [*(metrics or ())]
+    return dict.fromkeys([*names, *own, *(f'{m}_{k}' for m in own for k in names if k.startswith('validation'))])
 
 def _check_columns(columns, histories): # as `compare` was given them; those of `_histories_of`
     "Warn of a column that was asked for and that no run has: it is too late to refuse it."
     there = dict.fromkeys(k for each in histories.values() for h in each if h is not None for k in h)
     usual = COLUMNS if there.keys() & _as_list(columns) else () # not every task has all of these
-    if there and (lost := [k for k in _as_list(columns) if k not in (*there, *usual)]):
-        warn(f"columns={columns!r}, but these runs have no {lost[0]!r}; there are {', '.join(there)}")
+    if there and (missing := [k for k in _as_list(columns) if k not in (*there, *usual)]):
+        warn(f"columns={columns!r}, but these runs have no {missing[0]!r}; there are {', '.join(there)}")
 
 # %% ../nbs/20_compare.ipynb #69c1ab75
 def _tabulate(histories, seeds, columns, history): # histories: method -> one per seed; None: not finished
     "The table that `compare` returns, with the runs that are finished."
     import pandas as pd
     each = [(m, seed, histories[m][i]) for i, seed in enumerate(seeds) for m in histories]
-    kept = lambda h: h[[c for c in (*['round'][:history], *columns) if c in h]].iloc[0 if history else -1:]
+    pick = lambda h: h[[c for c in (*['round'][:history], *columns) if c in h]].iloc[0 if history else -1:]
     rows = [dict(method=repr(m), seed=seed, **row) for m, seed, h in each if h is not None
-            for row in kept(h).to_dict('index').values()] # pandas 2 has no records of no columns
+            for row in pick(h).to_dict('index').values()] # pandas 2 has no records of no columns
     return pd.DataFrame(rows or dict(method=[], seed=[]))
 
 # %% ../nbs/20_compare.ipynb #8db208c7
 def run_methods(
     methods, # list of Methods
     seeds,   # list of seeds
-    asked,   # function (method, seed) -> Federation
+    request, # function (method, seed) -> Federation
 ):           # generator of (method, its Runs, one for each seed)
     "Check every method, then run one after the other, the seeds of each together; `minutes` are for all of them."
     for m in methods:
-        if not (first := asked(m, seeds[0])).is_remote(): first.resolve()
+        if not (first := request(m, seeds[0])).is_remote(): first.resolve()
     began, late = time.monotonic(), False
     for m in methods:
-        spent, todo = (time.monotonic() - began)/60, [asked(m, s) for s in seeds]
-        todo = [f if f.minutes is None else replace(f, minutes=max(0., f.minutes - spent)) for f in todo]
+        past, todo = (time.monotonic() - began)/60, [request(m, s) for s in seeds]
+        todo = [f if f.minutes is None else replace(f, minutes=max(0., f.minutes - past)) for f in todo]
         yield m, (runs := run_together(todo, train=not late))
         late = late or not all(map(_is_over, runs)) # the others are only read, in case they are finished
 
 # %% ../nbs/20_compare.ipynb #57ae8959
-def _histories_of(methods, seeds, asked, seen, folder): # asked: as for `run_methods`; seen: function of histories
-    "Method -> the histories of its runs; an exception has what `seen` makes of the finished ones."
+def _histories_of(methods, seeds, request, tabulate, folder): # as for `run_methods`; tabulate: function of histories
+    "Method -> the histories of its runs; an exception has what `tabulate` makes of the finished ones."
     histories, many = {}, len(methods)*len(seeds)
-    finished = lambda runs: [run.history if _is_over(run) else None for run in runs]
+    gather = lambda runs: [run.history if _is_over(run) else None for run in runs]
     over = lambda: sum(h is not None for each in histories.values() for h in each)
     try:
-        for m, runs in run_methods(methods, seeds, asked): histories[m] = finished(runs)
+        for m, runs in run_methods(methods, seeds, request): histories[m] = gather(runs)
     except (Exception, KeyboardInterrupt) as e:
-        histories[methods[len(histories)]] = finished(getattr(e, 'runs', [None]*len(seeds)))
-        give_runs(e, seen(histories), over(), many, folder)
+        histories[methods[len(histories)]] = gather(getattr(e, 'runs', [None]*len(seeds)))
+        give_runs(e, tabulate(histories), over(), many, folder)
         raise
-    if left := many - over(): warn(f"{left} of {many} runs are not finished; the same call goes on") # after `minutes`
+    if rest := many - over(): warn(f"{rest} of {many} runs are not finished; the same call goes on") # after `minutes`
     return histories
 
 # %% ../nbs/20_compare.ipynb #comparec
@@ -291,23 +291,23 @@ def compare(
     columns=COLUMNS, # column of the history to keep, or several (see `fedlit.scores.columns_of`); `metrics` are added
     history=False, # a row for each round, instead of only for the last?
     folder=None, # where to write every run, round by round; the same call continues from there
-    **given,     # arguments of `experiment`: clients, model, rounds, local, ...; and of `federate`, such as metrics
+    **arguments, # arguments of `experiment`: clients, model, rounds, local, ...; and of `federate`, such as metrics
 ): # DataFrame with one row per run: method, seed, columns; with `history` one row per round, and its number
     "Train every method with every seed."
     methods, seeds = list(methods), list_seeds(seeds)
     if not methods: raise ValueError("methods is empty; it must be a list of Methods, such as [FedAvg(), MOON(mu=1)]")
-    if 'tests' in given:
+    if 'tests' in arguments:
         raise ValueError("tests belong to one partition, and every seed has another; with 'personal' among columns, "
                          "as usual, clients have tests of their own")
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
-    kept = _kept_columns(columns, given.get('metrics'))
-    made = experiment(task, alpha, partition, any(stage in k for k in kept for stage in STAGES), **given)
-    asked = lambda m, seed: made(m, seed, folder and file_of(folder, m, seed))
-    seen = lambda histories: _tabulate(histories, seeds, kept, history)
-    histories = _histories_of(methods, seeds, asked, seen, folder)
+    names = _kept_columns(columns, arguments.get('metrics'))
+    make = experiment(task, alpha, partition, any(stage in k for k in names for stage in STAGES), **arguments)
+    request = lambda m, seed: make(m, seed, folder and file_of(folder, m, seed))
+    tabulate = lambda histories: _tabulate(histories, seeds, names, history)
+    histories = _histories_of(methods, seeds, request, tabulate, folder)
     _check_columns(columns, histories)
-    return seen(histories)
+    return tabulate(histories)
 
 # %% ../nbs/20_compare.ipynb #9ebf5d0e
 def _last_rows(runs):
@@ -327,16 +327,16 @@ def table(
     import pandas as pd
     runs = _last_rows(runs)
     columns = [c for c in runs.columns if c not in ('method', 'seed', 'round')]
-    seen = {m: g.set_index('seed') for m, g in runs.groupby('method', sort=False)}
-    means = {c: {m: str(spread(g[c])) for m, g in seen.items()} for c in columns}
+    groups = {m: g.set_index('seed') for m, g in runs.groupby('method', sort=False)}
+    means = {c: {m: str(spread(g[c])) for m, g in groups.items()} for c in columns}
     if against is None: return pd.DataFrame(means)
-    if repr(against) not in seen:
-        raise ValueError(f"against={against!r}, but these runs are of {', '.join(seen)}")
-    base = seen[repr(against)]
+    if repr(against) not in groups:
+        raise ValueError(f"against={against!r}, but these runs are of {', '.join(groups)}")
+    base = groups[repr(against)]
     def above(g, c): # how far its mean is above that of `against`
         both = g.index.intersection(base.index)
         return format(spread(g[c][both] - base[c][both]), '+.3f') if g is not base and len(both) else ''
-    less = {f'{c} - {against.name}': {m: above(g, c) for m, g in seen.items()} for c in columns}
+    less = {f'{c} - {against.name}': {m: above(g, c) for m, g in groups.items()} for c in columns}
     return pd.DataFrame({**means, **less})
 
 # %% ../nbs/20_compare.ipynb #96b439c4
@@ -357,9 +357,9 @@ def choose(
     for name, seed in last.loc[last[column].isna(), ['method', 'seed']].itertuples(index=False):
         raise ValueError(f"{column!r} of {name} with seed {seed} is not a number; choose among the other methods")
     mean, seeds = last.groupby('method')[column].mean(), last.groupby('method').seed.agg(set)
-    if lost := [m for m in methods if repr(m) not in mean]: raise ValueError(f"the runs have nothing of {lost[0]!r}")
-    for m, lost in ((m, set.union(*seeds) - seeds[repr(m)]) for m in methods):
-        if lost: raise ValueError(f"{m!r} has no run with seed {min(lost)}, and means over different seeds cannot be "
+    if gaps := [m for m in methods if repr(m) not in mean]: raise ValueError(f"the runs have nothing of {gaps[0]!r}")
+    for m, gaps in ((m, set.union(*seeds) - seeds[repr(m)]) for m in methods):
+        if gaps: raise ValueError(f"{m!r} has no run with seed {min(gaps)}, and means over different seeds cannot be "
                                   f"compared; choose from runs[runs.seed.isin({sorted(set.intersection(*seeds))})]")
     if lowest is None: lowest = less_is_better(column, runs)
     return (min if lowest else max)(methods, key=lambda m: mean[repr(m)])
@@ -390,9 +390,9 @@ def plot(
     column = column or first_of(runs)
     if column not in runs: raise ValueError(f"there is no column {column!r}, but {', '.join(runs.columns[3:])}")
     names = _labels(runs.method.unique())
-    tested = runs.dropna(subset=column)
-    rounds = sorted(tested['round'].unique())
+    rows = runs.dropna(subset=column)
+    rounds = sorted(rows['round'].unique())
     curves = {names[m]: g.pivot(index='seed', columns='round', values=column).reindex(columns=rounds).to_numpy()
-              for m, g in tested.groupby('method', sort=False)}
+              for m, g in rows.groupby('method', sort=False)}
     accent = accent and names.get(repr(accent), repr(accent))
     return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, column), rounds)

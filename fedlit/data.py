@@ -42,9 +42,9 @@ def _hold_out(name, group, share, seed): # (N,) groups -> (N,) booleans, a `shar
     if not 0 < n < len(group):
         raise ValueError(f"{name}={share!r} of {len(group)} samples, but it must be a share in (0, 1), such as .1, "
                          "and leave some to train on")
-    held = torch.zeros(len(group), dtype=torch.bool)
-    held[_stratified_indices(group, n, seed)] = True
-    return held
+    mask = torch.zeros(len(group), dtype=torch.bool)
+    mask[_stratified_indices(group, n, seed)] = True
+    return mask
 
 # %% ../nbs/01_data.ipynb #b9234a6e
 TARGETS = {'class': 'classes', 'dense': 'classes', 'labels': 'labels', 'numbers': 'quantities'} # target -> values
@@ -178,13 +178,13 @@ def _doubt_scale(x, z, std): # training and test samples; the smallest deviation
         warn(f"x_test holds floats up to {most:g}, but x_train up to {near:.3g}; scale both alike")
 
 # %% ../nbs/01_data.ipynb #dt02code
-_judged = WeakTensorKeyDictionary() # test labels -> tensors that were checked with them, so that a copy is not again
+_checks = WeakTensorKeyDictionary() # test labels -> tensors that were checked with them, so that a copy is not again
 
 def _doubt(task): # warns of what is legal but rarely intended
     x, z, those = task.x_train, task.x_test, (task.x_train, task.x_test, task.y_train)
-    known = _judged.get(task.y_test)
-    if known and all(r() is v for r, v in zip(known, those)): return
-    _judged[task.y_test] = [ref(v) for v in those]
+    last = _checks.get(task.y_test)
+    if last and all(r() is v for r, v in zip(last, those)): return
+    _checks[task.y_test] = [ref(v) for v in those]
     labels = {k for y in (task.y_train, task.y_test) for k in y.unique().tolist()} if task.target == 'class' else {}
     if task.classes > 2 and len(z) and labels == {*range(1, task.classes)}: # one site may well have no class 0
         warn(f"no sample has the label 0, and all of 1..{task.classes - 1} occur; if they are counted from 1, "
@@ -303,9 +303,9 @@ def validation(self: Task,
 ) -> Task: # with fewer training samples; partition these, not those of the original task
     "Set training samples aside for validation, with the classes in proportion."
     if self.x_val is not None: raise ValueError(f"{self.name} has {len(self.y_val)} validation samples already")
-    held = _hold_out("share", _groups(self, "train"), share, seed).to(self.y_train.device)
+    mask = _hold_out("share", _groups(self, "train"), share, seed).to(self.y_train.device)
     parts = {k.removesuffix("train"): v for k, v in _tensors(self).items() if k.endswith("train")}
-    return _with(self, {f"{k}{part}": v[i] for k, v in parts.items() for part, i in (("train", ~held), ("val", held))})
+    return _with(self, {f"{k}{part}": v[i] for k, v in parts.items() for part, i in (("train", ~mask), ("val", mask))})
 
 # %% ../nbs/01_data.ipynb #ac744375
 @patch
@@ -573,7 +573,7 @@ def prepare(
     if draws is not None:
         if len(draws) != len(task.augment):
             raise ValueError(f"{len(draws)} draws for {len(task.augment)} augmentations")
-        for augment, drawn in zip(task.augment, draws): x = augment(x, drawn)
+        for augment, draw in zip(task.augment, draws): x = augment(x, draw)
     return task.normalise(x)
 
 # %% ../nbs/01_data.ipynb #4d61ab67
@@ -581,13 +581,13 @@ def check_augment(
     task, # Task
 ):
     "Refuse augmentations whose results depend on more than a sample and the draws for it."
-    def tried(a, n): # the first `n` samples of a batch
+    def apply(a, n): # the first `n` samples of a batch
         d, x = a.draw((1, len(few)), generator_of(0)), few[:n].clone()
         return a(x, {k: v[0, :n].to(x.device) for k, v in d.items()}).double()
     few, name = task.x_train[:16], lambda a: type(a).__name__
     near = partial(torch.allclose, rtol=1e-3, atol=1. if few.dtype == torch.uint8 else 1e-4, equal_nan=True)
     for a in [a for a in task.augment if type(a) not in (Crop, Flip, Rotate, AutoAugment)]:
-        with keep_generators(), hold_draws(): whole, again, part = (tried(a, n) for n in (16, 16, 5))
+        with keep_generators(), hold_draws(): whole, again, part = (apply(a, n) for n in (16, 16, 5))
         if not near(whole, again):
             raise ValueError(f"{name(a)} changes the same samples in two ways for one seed; let draw(shape, generator) "
                              "take all random numbers from its generator, and __call__(x, draws) none")
@@ -597,8 +597,8 @@ def check_augment(
 
 # %% ../nbs/01_data.ipynb #4525f180
 def _tilt(x):
-    turned = _warp(x, _turn(torch.full((len(x),), 20.)), "bilinear")
-    return F.avg_pool2d(F.pad(turned, (1,) * 4), 3, 1)
+    image = _warp(x, _turn(torch.full((len(x),), 20.)), "bilinear")
+    return F.avg_pool2d(F.pad(image, (1,) * 4), 3, 1)
 
 def _stripe(x): return (x - torch.arange(8).remainder(2)[:, None]).abs()
 
@@ -606,14 +606,14 @@ _sites = dict(plain=lambda x: x, negative=lambda x: 1 - x, tilted=_tilt, striped
 
 def _digits_domains(root=None, download=False):
     base = _digits()
-    left, domain = torch.arange(len(base.y_train)), torch.zeros_like(base.y_train)
+    rest, domain = torch.arange(len(base.y_train)), torch.zeros_like(base.y_train)
     for k in range(len(_sites) - 1, 0, -1):
-        part = left[_stratified_indices(base.y_train[left], len(left) // (k + 1), seed=k)]
-        domain[part], left = k, left[~torch.isin(left, part)]
+        part = rest[_stratified_indices(base.y_train[rest], len(rest) // (k + 1), seed=k)]
+        domain[part], rest = k, rest[~torch.isin(rest, part)]
     x = base.x_train.clone()
     for k, site in enumerate(_sites.values()): x[domain == k] = site(x[domain == k])
-    seen = torch.cat([site(base.x_test) for site in _sites.values()])
-    return replace(base, name="digits_domains", x_train=x, x_test=seen, y_test=base.y_test.repeat(len(_sites)),
+    x_test = torch.cat([site(base.x_test) for site in _sites.values()])
+    return replace(base, name="digits_domains", x_train=x, x_test=x_test, y_test=base.y_test.repeat(len(_sites)),
                    domain_train=domain, domain_test=torch.arange(len(_sites)).repeat_interleave(len(base.y_test)),
                    domains=tuple(_sites), **_stats(x))
 
@@ -627,10 +627,10 @@ def _groups_of_targets(values, target): # targets of a table -> (N,) int64, grou
 
 def _inputs_of(frame, x, others): # the columns that describe a sample; others: those to predict, and the owner or None
     others = [c for c in others if c is not None]
-    used = [c for c in frame.columns if c not in others] if x is None else [x] if isinstance(x, str) else list(x)
-    if not used: raise ValueError("no column is left to describe a sample; x= names those to use")
-    check_columns(frame, [*others, *used])
-    return used
+    columns = [c for c in frame.columns if c not in others] if x is None else [x] if isinstance(x, str) else list(x)
+    if not columns: raise ValueError("no column is left to describe a sample; x= names those to use")
+    check_columns(frame, [*others, *columns])
+    return columns
 
 # %% ../nbs/01_data.ipynb #1c4ae26b
 @patch(cls_method=True)
@@ -644,20 +644,20 @@ def from_table(cls: Task,
     seed=0, # determines which rows are test rows
 ) -> Task:
     "Make a task from a table with one row per sample."
-    frame, wanted = read_table(data), list(y) if isinstance(y, (list, tuple)) else [y]
-    used = _inputs_of(frame, x, (*wanted, owner))
-    inputs, (values, names, target) = in_numbers(frame[used]), targets_of(frame, y, target)
+    frame, outputs = read_table(data), list(y) if isinstance(y, (list, tuple)) else [y]
+    columns = _inputs_of(frame, x, (*outputs, owner))
+    inputs, (values, names, target) = in_numbers(frame[columns]), targets_of(frame, y, target)
     (whose,), people = encode([frame[owner].tolist()]) if owner is not None else ((None,), None)
     group = whose if whose is not None else _groups_of_targets(values, target)
-    held = _hold_out("test", group, test, seed)
-    check_frame_digits(frame[used + wanted*(target == "numbers")])
-    seen = inputs[(~held).numpy()]
-    spread = seen.std(ddof=0)
-    part = lambda v: (None, None) if v is None else (v[~held], v[held])
+    mask = _hold_out("test", group, test, seed)
+    check_frame_digits(frame[columns + outputs*(target == "numbers")])
+    train = inputs[(~mask).numpy()]
+    spread = train.std(ddof=0)
+    part = lambda v: (None, None) if v is None else (v[~mask], v[mask])
     name, (mine, theirs) = Path(data).stem if isinstance(data, (str, Path)) else "table", part(whose)
-    return cls(name, seen, part(values)[0], inputs[held.numpy()], part(values)[1], classes=len(names), labels=names,
-               target=target, mean=tuple(seen.mean()), std=tuple(spread.where(spread > 0, 1.)),
-               domain_train=mine, domain_test=theirs, domains=people, texts=made_of(frame[used]))
+    return cls(name, train, part(values)[0], inputs[mask.numpy()], part(values)[1], classes=len(names), labels=names,
+               target=target, mean=tuple(train.mean()), std=tuple(spread.where(spread > 0, 1.)),
+               domain_train=mine, domain_test=theirs, domains=people, texts=made_of(frame[columns]))
 
 # %% ../nbs/01_data.ipynb #88eac639
 _HALVES = dict(train=False, training=False, test=True, testing=True) # folder -> does it hold test pictures?
@@ -669,11 +669,11 @@ def _split_of(base, owners): # whether each folder holds test pictures, if they 
     raise ValueError(f"{base} has the folders {', '.join(owners)[:200]}, but a split is train and test and nothing "
                      "else; move validation pictures to train, from which task.validation(.1) sets some aside")
 
-def _picture_task(name, base, owned, size, test, seed): # folder of classes; owned: of owners, each with classes -> Task
-    rows, labels, owners = pictures_in(base, owned)
-    if halves := _split_of(base, owners): held, owned, owners = [halves[k] for *_, k in rows], False, None
-    else: held = _hold_out("test", torch.tensor([y + len(labels)*k for _, y, k in rows]), test, seed).tolist()
-    train, rest = ([r[:2 + owned] for r, h in zip(rows, held) if h == part] for part in (False, True))
+def _picture_task(name, base, by_owner, size, test, seed): # folder of classes, or of owners, each with classes -> Task
+    rows, labels, owners = pictures_in(base, by_owner)
+    if halves := _split_of(base, owners): mask, by_owner, owners = [halves[k] for *_, k in rows], False, None
+    else: mask = _hold_out("test", torch.tensor([y + len(labels)*k for _, y, k in rows]), test, seed).tolist()
+    train, rest = ([r[:2 + by_owner] for r, h in zip(rows, mask) if h == part] for part in (False, True))
     return Task(name, **read_pictures(train, rest, size, labels, owners))
 
 # %% ../nbs/01_data.ipynb #993e978e
@@ -695,8 +695,8 @@ def _halves(splits, train, test, y, owner, seed): # -> training and test split
     first = hub_split(splits, train)
     if test is None or isinstance(test, str): return first, hub_split(splits, test or "test")
     (group,), _, target = (*encode(hub_groups([first], owner)), "class") if owner else hub_targets([first], y)
-    held = _hold_out("test", _groups_of_targets(group, target), test, seed)
-    return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
+    mask = _hold_out("test", _groups_of_targets(group, target), test, seed)
+    return first.select((~mask).nonzero()[:, 0].tolist()), first.select(mask.nonzero()[:, 0].tolist())
 
 # %% ../nbs/01_data.ipynb #hb08cell
 @patch(cls_method=True)

@@ -174,9 +174,9 @@ def _within(limit, what, one=None, **more):
     apart = more if one is None else {'': one}
     bad = {k: v for k, v in apart.items() if not v <= limit}
     size = lambda v: 'not finite' if v == torch.inf else f'{v:.1e}' if v else '0'
-    said = ', '.join(f"{k} {size(v)}".strip() for k, v in (bad or apart).items())
+    sizes = ', '.join(f"{k} {size(v)}".strip() for k, v in (bad or apart).items())
     must = f"; it must be {f'below {limit:.0e}' if limit else '0'}" if bad else ''
-    return Seen(not bad, f"largest difference {what}: {said}{must}")
+    return Seen(not bad, f"largest difference {what}: {sizes}{must}")
 
 # %% ../nbs/laws.ipynb #ed3b8814
 def sentence(
@@ -184,20 +184,20 @@ def sentence(
     most=240, # characters of the message to keep
 ):
     "An exception's type and message, in one line."
-    said = ' '.join(str(e).split()) or 'no reason given'
-    return f"{type(e).__name__}: {said if len(said) <= most else said[:most].rsplit(' ', 1)[0] + ' ...'}"
+    message = ' '.join(str(e).split()) or 'no reason given'
+    return f"{type(e).__name__}: {message if len(message) <= most else message[:most].rsplit(' ', 1)[0] + ' ...'}"
 
 def text(method, world=None):
     "A method prints as a call that makes it again."
     from fedlit.parse import method as read
     for p in method.parts:
-        said, why = p.name, 'cannot be printed'
+        words, why = p.name, 'cannot be printed'
         try:
-            said, why = repr(p)[:80], 'cannot be read back'
+            words, why = repr(p)[:80], 'cannot be read back'
             hash(p)
             again = read(repr(p), {type(p).__name__: type(p)}, longest=10**6)
-            if not (again == p and hash(again) == hash(p)): return _no(f"{said} is read back as {repr(again)[:80]}")
-        except Exception as e: return _no(f"{said} {why}: {sentence(e)}; it wants plain values")
+            if not (again == p and hash(again) == hash(p)): return _no(f"{words} is read back as {repr(again)[:80]}")
+        except Exception as e: return _no(f"{words} {why}: {sentence(e)}; it wants plain values")
     return _yes(f"{repr(method)[:60]} is read back as itself")
 
 # %% ../nbs/laws.ipynb #b5aa4f1e
@@ -224,9 +224,9 @@ def runs(method, world):
 # `again` has copies of the arguments of a `loss` or `grad`
 Call = namedtuple('Call', 'part hook given answer wrote again heard')
 
-def _tensors(given):
+def _tensors(arguments):
     "The tensors among arguments, by name."
-    trees = {k: v for k, v in given.items() if isinstance(v, (dict, torch.Tensor))}
+    trees = {k: v for k, v in arguments.items() if isinstance(v, (dict, torch.Tensor))}
     return {k: v for k, v in flatten(trees).items() if isinstance(v, torch.Tensor)}
 
 def _copy_tensors(v): return tmap(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, v)
@@ -243,9 +243,9 @@ def _coarser(v, out):
 def _counts(name, args, out, labels):
     "Does this operation calculate with `labels`? They are joined by whole numbers that come of them."
     same = lambda v: any(v.numel() == len(y) and torch.equal(v.flatten().double(), y) for y in labels)
-    used = name in _SUMS and any(isinstance(v, torch.Tensor) and v.dtype == torch.long and same(v) for v in args)
-    if used and not out.is_floating_point(): labels.append(out.flatten().double())
-    return out.is_floating_point() and (used or same(out))
+    counts = name in _SUMS and any(isinstance(v, torch.Tensor) and v.dtype == torch.long and same(v) for v in args)
+    if counts and not out.is_floating_point(): labels.append(out.flatten().double())
+    return out.is_floating_point() and (counts or same(out))
 
 # %% ../nbs/laws.ipynb #d60a7f1b
 _CHOICES = 'lt', 'le', 'gt', 'ge', 'sort', 'argsort', 'topk', 'bernoulli' # what makes a mask or an order of numbers
@@ -253,18 +253,18 @@ _CHOICES = 'lt', 'le', 'gt', 'ge', 'sort', 'argsort', 'topk', 'bernoulli' # what
 class _Ears(Dispatch):
     "Hears what a hook draws, rounds, and counts with."
     def __init__(self,
-        given, # name of an argument of the hook -> value
+        arguments, # name of an argument of the hook -> value
     ):
         super().__init__()
-        y = given.get('y', given.get('data', [None]*2)[1])
+        y = arguments.get('y', arguments.get('data', [None]*2)[1])
         some = y is not None and len(y.unique()) > 2 # of two classes, any two numbers will do
         self.labels = [y.flatten().double()] if some else []
-        self.draws, self.coarse, self.ordinal, self.chosen, self.empty = [], '', False, [], False
+        self.draws, self.coarse, self.ordinal, self.choices, self.empty = [], '', False, [], False
         self.names = [m.names for m in _get_current_dispatch_mode_stack() if isinstance(m, Seeded)][-1:]
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         name, out = op._schema.name.removeprefix('aten::'), op(*args, **(kwargs or {}))
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
-        if name in _CHOICES: self.chosen += [v.clone() for v in args if isinstance(v, torch.Tensor)]
+        if name in _CHOICES: self.choices += [v.clone() for v in args if isinstance(v, torch.Tensor)]
         if draws(op, args, kwargs): self.draws += [(self.names, v.clone()) for v in outs]
         if name in ('_to_copy', 'copy_'): self.coarse = _coarser(args[name == 'copy_'], out) or self.coarse
         if self.labels and isinstance(out, torch.Tensor): self.ordinal |= _counts(name, args, out, self.labels)
@@ -279,24 +279,24 @@ def _record_calls(part, hook, calls):
     "A hook of `part`, which appends every call to `calls`."
     f = getattr(type(part), hook)
     @wraps(f)
-    def reporting(self, *args, **kw):
-        given = {k: v for k, v in inspect.signature(f).bind(self, *args, **kw).arguments.items() if k != 'self'}
-        before = {k: v._version for k, v in _tensors(given).items()}
-        again = (partial(f, part), {k: _copy_tensors(v) for k, v in given.items()}) if hook in ('loss', 'grad') else ()
-        ears = _Ears(given)
+    def record(self, *args, **kw):
+        values = {k: v for k, v in inspect.signature(f).bind(self, *args, **kw).arguments.items() if k != 'self'}
+        before = {k: v._version for k, v in _tensors(values).items()}
+        again = (partial(f, part), {k: _copy_tensors(v) for k, v in values.items()}) if hook in ('loss', 'grad') else ()
+        ears = _Ears(values)
         if 'forward' in kw: kw['forward'] = partial(ears.asks, kw['forward'])
         with ears: answer = f(self, *args, **kw)
-        wrote = [k for k, v in _tensors(given).items() if before[k] != v._version]
-        calls.append(Call(part.name, hook, given, answer, wrote, again, ears))
+        wrote = [k for k, v in _tensors(values).items() if before[k] != v._version]
+        calls.append(Call(part.name, hook, values, answer, wrote, again, ears))
         return answer
-    return reporting
+    return record
 
 # %% ../nbs/laws.ipynb #9948839a
 def witness(method, world):
     "All calls of hooks in two rounds, and the exception that ended them if there was one."
-    return world.keep(('calls', method), lambda: _heard(method, world))
+    return world.keep(('calls', method), lambda: _listen(method, world))
 
-def _heard(method, world):
+def _listen(method, world):
     calls, parts = [], []
     for p in method.parts:
         hooks = {h: _record_calls(p, h, calls) for h in HOOKS if overrides(p, h)}
@@ -310,7 +310,7 @@ def _of_calls(method, world, wrong):
     "The first call of which `wrong` says something, or that a round ended before all was seen; None if all is well."
     calls, error = witness(method, world)
     for c in calls:
-        if said := wrong(c): return _no(f"{c.part}.{c.hook} {said}")
+        if fault := wrong(c): return _no(f"{c.part}.{c.hook} {fault}")
     return error and _skip(f"a round ended before all was seen: {sentence(error, 120)}")
 
 # %% ../nbs/laws.ipynb #8d34c9c9
@@ -339,7 +339,7 @@ def whole(method, world):
 def untouched(method, world):
     "Nothing that a hook or a round was given is changed."
     wrote = lambda c: c.wrote and f"writes into {c.wrote[0].replace('/', '.')}; make a new tensor"
-    if seen := _of_calls(method, world, wrote): return seen
+    if verdict := _of_calls(method, world, wrote): return verdict
     state, data, net = world.begin(method), world.data(0), world.model
     def everything():
         trees = {**contents(state), **flatten({'the batches': data, 'the network': net.state_dict()})}
@@ -347,8 +347,8 @@ def untouched(method, world):
     before = everything()
     fed_round(Broadcast(method, net, state, world.local, proxy=world.proxy), world.who(0), data, world.sizes)
     after = everything()
-    changed = [k for k, v in before.items() if not np.array_equal(v, after[k])]
-    if changed: return _no(f"a round changed {changed[0]}")
+    changes = [k for k, v in before.items() if not np.array_equal(v, after[k])]
+    if changes: return _no(f"a round changed {changes[0]}")
     return _yes('a round leaves state, batches and network as they were')
 
 # %% ../nbs/laws.ipynb #cb090f2f
@@ -377,40 +377,40 @@ def finer(method, world):
         answers = flatten(answer) if isinstance(answer := _without_buffers(c.answer), dict) else {'a number': answer}
         bad = [k for k, v in answers.items() if single(v)]
         return bad and f"answers {bad[0]} in single precision, though its type is double"
-    seen = _of_calls(method, world, wrong)
-    return seen or (_yes('no hook rounds what it was given') if witness(method, world)[0] else _skip('it has no hooks'))
+    view = _of_calls(method, world, wrong)
+    return view or (_yes('no hook rounds what it was given') if witness(method, world)[0] else _skip('it has no hooks'))
 
 # %% ../nbs/laws.ipynb #0a7c51de
 def _ours(v): return getattr(v, '__module__', '').split('.')[0] not in ('fedlit', 'torch', 'builtins')
 
-def _copy_deep(v, seen): # seen: id -> copy, of what was copied before
+def _copy_deep(v, memo): # seen: id -> copy, of what was copied before
     "A copy of a value; of a function of yours one whose globals, closure and defaults are copies, too."
-    if id(v) in seen: return seen[id(v)]
-    if isinstance(v, (staticmethod, classmethod)): return type(v)(_copy_deep(v.__func__, seen))
-    if hasattr(v, 'cache_parameters'): return lru_cache(**v.cache_parameters())(_copy_deep(v.__wrapped__, seen))
+    if id(v) in memo: return memo[id(v)]
+    if isinstance(v, (staticmethod, classmethod)): return type(v)(_copy_deep(v.__func__, memo))
+    if hasattr(v, 'cache_parameters'): return lru_cache(**v.cache_parameters())(_copy_deep(v.__wrapped__, memo))
     if not (isinstance(v, FunctionType) and _ours(v)):
-        try: return v if isinstance(v, (type, ModuleType)) else copy.deepcopy(v, seen)
+        try: return v if isinstance(v, (type, ModuleType)) else copy.deepcopy(v, memo)
         except Exception: return v
-    space = seen.setdefault(id(v.__globals__), dict(v.__globals__))
-    cells = [seen.setdefault(id(c), CellType()) for c in v.__closure__ or ()]
-    new = seen[id(v)] = FunctionType(v.__code__, space, v.__name__, closure=tuple(cells) or None)
-    for k in named_in(v.__code__) & space.keys(): space[k] = _copy_deep(v.__globals__[k], seen)
-    for cell, c in zip(cells, v.__closure__ or ()): cell.cell_contents = _copy_deep(c.cell_contents, seen)
-    new.__defaults__, new.__kwdefaults__ = _copy_deep(v.__defaults__, seen), _copy_deep(v.__kwdefaults__, seen)
+    space = memo.setdefault(id(v.__globals__), dict(v.__globals__))
+    cells = [memo.setdefault(id(c), CellType()) for c in v.__closure__ or ()]
+    new = memo[id(v)] = FunctionType(v.__code__, space, v.__name__, closure=tuple(cells) or None)
+    for k in named_in(v.__code__) & space.keys(): space[k] = _copy_deep(v.__globals__[k], memo)
+    for cell, c in zip(cells, v.__closure__ or ()): cell.cell_contents = _copy_deep(c.cell_contents, memo)
+    new.__defaults__, new.__kwdefaults__ = _copy_deep(v.__defaults__, memo), _copy_deep(v.__kwdefaults__, memo)
     return new
 
 # %% ../nbs/laws.ipynb #7be2d94c
 def copy_method(method): # a Method
     "The same method, whose hooks have their own of all that they could keep something in: module, class or closure."
-    seen, parts = {}, []
+    memo, parts = {}, []
     for p in method.parts:
         mine = [c for c in type(p).__mro__ if _ours(c)]
         cls = type(p.name, (type(p),), {'__module__': type(p).__module__}) if mine else type(p)
-        for c in mine: seen.setdefault(id(c), cls)
+        for c in mine: memo.setdefault(id(c), cls)
         for k, v in [(k, v) for c in mine[::-1] for k, v in vars(c).items() if k[:2] != '__']:
-            setattr(cls, k, _copy_deep(v, seen))
+            setattr(cls, k, _copy_deep(v, memo))
         parts.append(object.__new__(cls))
-        parts[-1].__dict__.update({k: _copy_deep(v, seen) for k, v in vars(p).items()})
+        parts[-1].__dict__.update({k: _copy_deep(v, memo) for k, v in vars(p).items()})
     return parts[0] if len(parts) == 1 else Sum(tuple(parts))
 
 # %% ../nbs/laws.ipynb #4542229f
@@ -428,13 +428,13 @@ def _again(method, world, n): return world.keep((n, method), lambda: _anew(metho
 
 def repeats(method, world):
     "The same run twice gives the same bits, whatever federation was run before."
-    untried = world.kept.get('untried')
-    if untried is None: method, untried = copy_method(method), copy_method(method)
+    spare = world.kept.get('untried')
+    if spare is None: method, spare = copy_method(method), copy_method(method)
     apart = gap(_again(method, world, 0), _anew(method, world, 0))
     if apart or not any(_ours(type(p)) for p in method.parts): return _within(0, 'between two runs of the same', apart)
     other = replace(_of(world, lambda net: {k: .9*v if v.is_floating_point() else v for k, v in net.items()}),
                     data=lambda r: world.data(r + 5))
-    apart = gap(_anew(method, other, 0), _anew(untried, other, 0))
+    apart = gap(_anew(method, other, 0), _anew(spare, other, 0))
     return _within(0, 'with and without another federation before it', apart)
 
 def _of(world, change, **kw):
@@ -447,9 +447,9 @@ def _of(world, change, **kw):
 def sealed(method, world):
     "The result does not depend on the random generators of the process."
     two = _again(method, world, 0), _again(method, world, 1)
-    seen = _within(0, 'where torch, numpy and random begin elsewhere', gap(*two))
+    verdict = _within(0, 'where torch, numpy and random begin elsewhere', gap(*two))
     why = ', but a hook draws from a generator of the process, where torch.randn would be named by the round'
-    return seen if seen.holds else _no(seen.said + why)
+    return verdict if verdict.holds else _no(verdict.said + why)
 
 # %% ../nbs/laws.ipynb #e84c02b1
 def _tell(v):
@@ -459,21 +459,21 @@ def _tell(v):
 
 def fresh(method, world):
     "What is drawn differs between clients, steps and rounds."
-    first, asked = {}, None
+    first, doubt = {}, None
     for c in witness(method, world)[0]:
-        shapes, chosen = ({tuple(v.shape) for v in _tensors(c.given).values()}, {*map(_tell, c.heard.chosen)})
+        shapes, choices = ({tuple(v.shape) for v in _tensors(c.given).values()}, {*map(_tell, c.heard.choices)})
         here = set() # in one call twice, or in another step, client or round
         for names, v in c.heard.draws:
             if (key := _tell(v)) is None: continue
             again, before = key in here, first.setdefault(key, (c.hook, names))[1]
             here.add(key)
             if not again and first[key] == (c.hook, names): continue
-            said = f"{c.part}.{c.hook} draws the same {v.numel()} numbers in {_when(before)} and in {_when(names)}"
-            noise = v.is_floating_point() and len(v.unique()) > 2 and key[0] in shapes and key not in chosen
+            words = f"{c.part}.{c.hook} draws the same {v.numel()} numbers in {_when(before)} and in {_when(names)}"
+            noise = v.is_floating_point() and len(v.unique()) > 2 and key[0] in shapes and key not in choices
             if noise and c.hook == first[key][0]:
-                return _no(f"{said}; pass the `generator` that the round offers, and do not seed it")
-            asked = asked or _note(f"{said}; is that meant?")
-    return asked or (_yes('nothing is drawn twice') if first else _skip('it draws nothing'))
+                return _no(f"{words}; pass the `generator` that the round offers, and do not seed it")
+            doubt = doubt or _note(f"{words}; is that meant?")
+    return doubt or (_yes('nothing is drawn twice') if first else _skip('it draws nothing'))
 
 def _when(names):
     numbers = zip(('seed', 'round', 'client', 'step'), names[0][0][1:]) if names else ()
@@ -494,10 +494,10 @@ def executors(method, world):
     return _within(world.limit(ROUNDING), 'from the loop', **apart)
 
 def _advice(error):
-    said = str(error)
-    if 'data-dependent control flow' in said or '.item()' in said:
+    message = str(error)
+    if 'data-dependent control flow' in message or '.item()' in message:
         return "a Tensor is used in a Python `if` or by .item(); torch.where has an answer for each client"
-    if 'vmap: inplace' in said or 'updated in place' in said:
+    if 'vmap: inplace' in message or 'updated in place' in message:
         return ("a tensor that all clients share is written for each of them, as a network in training mode does to "
                 "statistics that were received; `forward(received, {}, x, train=False)` writes none")
     return sentence(error)
@@ -524,9 +524,9 @@ def _with(world, rows, numbers=lambda ks: ks, **kw):
     def draw(r, *_): return numbers([world.who(r)[i] for i in rows])
     return replace(world, **{**dict(data=data, draw=draw, sizes=world.sizes[rows], kept={}), **kw})
 
-def _reversed(w): return _with(w, range(len(w.sizes))[::-1])
+def _reverse(w): return _with(w, range(len(w.sizes))[::-1])
 
-def _doubled(w):
+def _duplicate(w):
     n, k = w.clients, len(w.sizes)
     return _with(w, [*range(k)]*2, lambda ks: ks[:k] + [i + n for i in ks[k:]], clients=2*n)
 
@@ -535,15 +535,15 @@ def _split(w):
     sizes = torch.cat([w.sizes, w.sizes[[i]]/2]).index_fill(0, torch.tensor(i), w.sizes[i]/2)
     return _with(w, [*range(k), i], lambda ks: [*ks[:k], w.clients], clients=w.clients + 1, sizes=sizes)
 
-def _numbered(w): return _with(w, range(len(w.sizes)), lambda ks: [w.clients - 1 - i for i in ks])
+def _number(w): return _with(w, range(len(w.sizes)), lambda ks: [w.clients - 1 - i for i in ks])
 
-def _mirrored(net): return {k: -v if k in ('fc.weight', 'fc.bias', 'head.weight') else v for k, v in net.items()}
+def _mirror(net): return {k: -v if k in ('fc.weight', 'fc.bias', 'head.weight') else v for k, v in net.items()}
 
-def _turned(net, by=1): return {k: v.roll(by, 0) if k.startswith('head.') else v for k, v in net.items()}
+def _turn(net, by=1): return {k: v.roll(by, 0) if k.startswith('head.') else v for k, v in net.items()}
 
-def _renamed(w):
+def _rename(w):
     proxy = _of_proxy(lambda v: v if v.is_floating_point() else (v + 1) % 3, w.proxy) # its labels, if it has any
-    return _of(w, _turned, data=lambda r: {**w.data(r), 'y': (w.data(r)['y'] + 1) % 3}, proxy=proxy)
+    return _of(w, _turn, data=lambda r: {**w.data(r), 'y': (w.data(r)['y'] + 1) % 3}, proxy=proxy)
 
 # %% ../nbs/laws.ipynb #5b93e0d8
 def _draws(method, world, but=()):
@@ -556,20 +556,20 @@ def _by_number(method): return any(asks_for(method, h, 'number') for h in HOOKS 
 def _unlike_clients(method, world):
     return 'its clients differ by number' if _by_number(method) else _draws(method, world, ['init'])
 
-def _unnumbered(method, world):
+def _without_numbers(method, world):
     return _draws(method, world, ['init']) if _by_number(method) else 'no hook asks for a number'
 
-def _unnamed(method, world):
+def _without_names(method, world):
     here = {'fc.weight', 'fc.bias', 'head.weight'} <= {*world.begin(method).params}
     return _draws(method, world) if here and not world.own else 'it is for the network of this page'
 
 # %% ../nbs/laws.ipynb #e61f7a24
-def _tied(method, world):
+def _ties(method, world):
     "Is each client's turn drawn, or does the order not matter among two participants more, so that it decided a tie?"
     if who := _draws(method, world, {*HOOKS} - {'merge'}): return f'{who}, perhaps for one client after another'
     def data(r): return {k: torch.cat([v, world.data(r + 1)[k][:2]]) for k, v in world.data(r).items()}
     wide = replace(world, data=data, sizes=torch.cat([world.sizes, world.sizes[:2]]), kept={})
-    apart = gap(train(method, wide), train(method, _reversed(wide)))
+    apart = gap(train(method, wide), train(method, _reverse(wide)))
     return f"it decides a tie: among {len(wide.sizes)} it is {apart:.0e}" if apart <= world.limit(1e-8) else ''
 
 def _votes(method, world):
@@ -582,10 +582,10 @@ def _table(method, world):
     names = [f.name for p in method.parts for f in fields(p) if isinstance(getattr(p, f.name), tuple)]
     return f"`{names[0]}` is a table, and may say so" if names else ''
 
-def _cut(method, world):
+def _cuts(method, world):
     return 'networks are cut by number' if asks_for(method, 'mask', 'number') else _table(method, world)
 
-def _sided(method, world):
+def _sides(method, world):
     looks = [k for h, k in (('use', 'params'), ('loss', 'features'), ('output', 'features'))
              if overrides(method, h) and asks_for(method, h, k)]
     return f"`{looks[0]}` may be used with their signs" if looks else ''
@@ -596,13 +596,13 @@ def _nominal(method, world):
 
 # %% ../nbs/laws.ipynb #35d8c0ae
 TWINS = dict( # name of a law -> the other federation
-    order=Twin('participants in reverse order', _reversed, lambda m, w: '', _tied, 3),
-    participants=Twin('every participant there twice', _doubled, _unlike_clients, _votes),
+    order=Twin('participants in reverse order', _reverse, lambda m, w: '', _ties, 3),
+    participants=Twin('every participant there twice', _duplicate, _unlike_clients, _votes),
     shares=Twin('one participant there twice, each with half its weight', _split, _unlike_clients,
                 lambda m, w: 'a mean over clients may be without weights', 1),
-    numbers=Twin('other numbers for clients', _numbered, _unnumbered, _cut),
-    signs=Twin('the other sign of the features', lambda w: _of(w, _mirrored), _unnamed, _sided, back=_mirrored),
-    names=Twin('other names of classes', _renamed, _unnamed, _nominal, back=lambda net: _turned(net, -1)))
+    numbers=Twin('other numbers for clients', _number, _without_numbers, _cuts),
+    signs=Twin('the other sign of the features', lambda w: _of(w, _mirror), _without_names, _sides, back=_mirror),
+    names=Twin('other names of classes', _rename, _without_names, _nominal, back=lambda net: _turn(net, -1)))
 
 def twin(
     name,   # of a law in TWINS
@@ -615,9 +615,9 @@ def twin(
     a, b = (train_once(method, w, rounds=one.rounds) for w in (world, one.change(world)))
     mine = lambda state: {k: v for k, v in _network(state).items() if k in world.model.state_dict()}
     apart = gap(a, b) if name == 'order' else _max_difference(one.back(mine(b)), mine(a))
-    seen = _within(world.limit(1e-8), f"with {one.said}", apart)
-    why = '' if seen.holds else one.meant(method, world)
-    return _note(f"{seen.said}; look whether that is meant, as {why}") if why else seen
+    verdict = _within(world.limit(1e-8), f"with {one.said}", apart)
+    why = '' if verdict.holds else one.meant(method, world)
+    return _note(f"{verdict.said}; look whether that is meant, as {why}") if why else verdict
 
 # %% ../nbs/laws.ipynb #3f8e61c9
 def _one_round(method, world):
@@ -627,7 +627,7 @@ def _one_round(method, world):
     out = local_phase(broadcast, ks, Batches(**world.data(0)))
     return state, out, aggregate(broadcast, ks, out, world.sizes)
 
-def _as_one(method, world, what, said, meant=()):
+def _as_one(method, world, what, words, hooks=()):
     "Do the server's `params` or `buffers` end as those of its clients, who are all alike? Those that never moved, too."
     alike = _with(world, [0]*len(world.sizes), draw=world.draw, sizes=world.sizes)
     state, out, new = world.keep(('equals', method), lambda: _one_round(method, alike))
@@ -636,15 +636,15 @@ def _as_one(method, world, what, said, meant=()):
     why = _unlike_clients(method, world) or overrides(method, 'mask') and 'clients train other entries'
     if why: return _skip(f"not asked, as {why}"), still
     apart = _max_difference({k: out[what][k][0] for k in end}, end)
-    seen = _within(world.limit(1e-9), f"between equal clients' {said} and the server's", apart)
-    by = [h for h in meant if overrides(method, h)]
-    return seen if seen.holds or not by else _note(f"{seen.said}; look whether that is what `{by[-1]}` is for"), still
+    view = _within(world.limit(1e-9), f"between equal clients' {words} and the server's", apart)
+    by = [h for h in hooks if overrides(method, h)]
+    return view if view.holds or not by else _note(f"{view.said}; look whether that is what `{by[-1]}` is for"), still
 
 # %% ../nbs/laws.ipynb #43f33226
 def equal(method, world):
     "Equal clients give that client's step."
-    sent = ['weigh']*asks_for(method, 'weigh', 'uploads') # of what clients sent, weights may make a longer step
-    return _as_one(method, world, 'params', 'step', (*sent, 'send', 'combine', 'merge'))[0]
+    weigh = ['weigh']*asks_for(method, 'weigh', 'uploads') # of what clients sent, weights may make a longer step
+    return _as_one(method, world, 'params', 'step', (*weigh, 'send', 'combine', 'merge'))[0]
 
 def statistics(method, world):
     "Running statistics move, and equal clients give that client's."
@@ -652,12 +652,12 @@ def statistics(method, world):
     moves = [k for k, v in plain.items() if v.is_floating_point() and not torch.equal(v, first[k])]
     if not moves: return _skip('there are none')
     # of a memory of earlier rounds, or of who trained an entry, a server may make something
-    meant = ['merge']*(any(train_once(method, world).server.values()) or asks_for(method, 'merge', 'mask'))
-    seen, still = _as_one(method, world, 'buffers', 'running statistics', meant)
+    hooks = ['merge']*(any(train_once(method, world).server.values()) or asks_for(method, 'merge', 'mask'))
+    verdict, still = _as_one(method, world, 'buffers', 'running statistics', hooks)
     if stop := [k for k in still if k in moves]:
         return _no(f"{stop[0]} does not move; a server passes on what it does not mean to change")
-    if seen.holds is not False or not overrides(method, 'merge'): return seen
-    return _no(f"{seen.said}; `delta` holds them too, and `merge` may pass on what is not in `params`")
+    if verdict.holds is not False or not overrides(method, 'merge'): return verdict
+    return _no(f"{verdict.said}; `delta` holds them too, and `merge` may pass on what is not in `params`")
 
 # %% ../nbs/laws.ipynb #da2bf273
 def resumed(method, world):
@@ -679,13 +679,13 @@ _STOPS = (torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_
 
 def _slopes(call):
     "The slope of a loss term in a random direction, by autograd and by difference; and is a gradient stopped?"
-    hook, given = call.again
-    names = [k for k in ('params', 'features', 'logits') if k in given]
+    hook, arguments = call.again
+    names = [k for k in ('params', 'features', 'logits') if k in arguments]
     g = torch.Generator().manual_seed(0)
-    along = {k: tmap(lambda v: torch.randn(v.shape, generator=g, dtype=v.dtype), given[k]) for k in names}
+    along = {k: tmap(lambda v: torch.randn(v.shape, generator=g, dtype=v.dtype), arguments[k]) for k in names}
     def loss(t):
-        moved = {k: tmap(lambda v, d: v + t*d, given[k], along[k]) for k in names}
-        with hold_seed(0), Seeded(('slope',)): return torch.as_tensor(_without_buffers(hook(**{**given, **moved})))
+        point = {k: tmap(lambda v, d: v + t*d, arguments[k], along[k]) for k in names}
+        with hold_seed(0), Seeded(('slope',)): return torch.as_tensor(_without_buffers(hook(**{**arguments, **point})))
     t = torch.zeros((), dtype=torch.double, requires_grad=True)
     with Lookout(_STOPS.__contains__) as stops: value = loss(t)
     auto = torch.autograd.grad(value, t, allow_unused=True)[0] if value.requires_grad else None
@@ -707,27 +707,27 @@ def _some(calls, most):
 
 def slope(method, world):
     "Autograd's gradient of a loss term is the difference quotient's."
-    seen = {}
+    slopes = {}
     for part, calls in _some(witness(method, world)[0], 8).items():
         for c in calls:
-            auto, quotient, stopped = _slopes(c)
-            seen[part] = f"{part} {auto:.4g}"
+            auto, quotient, stops = _slopes(c)
+            slopes[part] = f"{part} {auto:.4g}"
             if _agree(auto, quotient): continue
-            said = f"{part}.loss has slope {quotient:.4g} in a random direction, but"
-            if not stopped: return _no(f"{said} its gradient says {auto:.4g}")
+            words = f"{part}.loss has slope {quotient:.4g} in a random direction, but"
+            if not stops: return _no(f"{words} its gradient says {auto:.4g}")
             if auto: return _skip(f"the loss of {part} stops a gradient on purpose, by detach, no_grad or data")
-            return _no(f"{said} nothing is learned from it: all of its gradient is stopped")
-    if not seen: return _skip('it adds no loss term')
-    return _yes(f"slope in a random direction, by autograd and by difference: {', '.join(seen.values())}")
+            return _no(f"{words} nothing is learned from it: all of its gradient is stopped")
+    if not slopes: return _skip('it adds no loss term')
+    return _yes(f"slope in a random direction, by autograd and by difference: {', '.join(slopes.values())}")
 
 # %% ../nbs/laws.ipynb #b50e9f72
 def batch(method, world):
     "A loss does not grow or shrink with the number of samples."
     some = [c for calls in _some(witness(method, world)[0], 4).values() for c in calls]
     for c in some:
-        (hook, given), many = c.again, ('x', 'y', 'features', 'logits', 'frozen')
+        (hook, arguments), many = c.again, ('x', 'y', 'features', 'logits', 'frozen')
         if c.heard.draws: return _skip(f"not asked, as {c.part}.loss draws")
-        times = lambda n: {k: tmap(lambda v: torch.cat([v]*n), v) if k in many else v for k, v in given.items()}
+        times = lambda n: {k: tmap(lambda v: torch.cat([v]*n), v) if k in many else v for k, v in arguments.items()}
         try: one, two, three = (float(_without_buffers(hook(**times(n)))) for n in (1, 2, 3))
         except Exception as e: return _skip(f"{c.part}.loss takes no batch twice as long: {sentence(e, 120)}")
         near = min(abs(three - two - by*(two - one)) for by in (1, 5/3, 1/3)) # 1, 2, 3 copies, squares, shares
@@ -740,10 +740,10 @@ def _flat(tree): return torch.cat([v.detach().flatten() for v in tree.values()])
 
 def _added_gradient(call):
     "What a hook adds to the gradient of the parameters."
-    hook, given = call.again
-    if call.hook == 'grad': return _flat(_without_buffers(call.answer)) - _flat(given['grads'])
-    params = {k: v.requires_grad_() for k, v in given['params'].items()}
-    value = torch.as_tensor(_without_buffers(hook(**given)))
+    hook, arguments = call.again
+    if call.hook == 'grad': return _flat(_without_buffers(call.answer)) - _flat(arguments['grads'])
+    params = {k: v.requires_grad_() for k, v in arguments['params'].items()}
+    value = torch.as_tensor(_without_buffers(hook(**arguments)))
     if not value.requires_grad: return torch.zeros(())
     some = torch.autograd.grad(value, list(params.values()), allow_unused=True, materialize_grads=True)
     return _flat(dict(zip(params, some)))
@@ -784,12 +784,12 @@ def sums(method, world):
             try: two(method + p)
             except Exception: return _no(f"beside {p.name}: {sentence(e)}")
         return _no(f"in {both.name}: {sentence(e)}")
-    seen = _within(world.limit(ROUNDING), f"of loop and {many} beside {', '.join(p.name for p in yes)}", apart)
+    verdict = _within(world.limit(ROUNDING), f"of loop and {many} beside {', '.join(p.name for p in yes)}", apart)
     idle = _beside(method, [FedProx(mu=0.)])[0]
     nothing = _max_difference(*map(_network, (train(idle, world), train_once(method, world))))
-    if seen.holds and nothing > world.limit(1e-12):
-        seen = _no(f"beside FedProx(mu=0.0), which does nothing, it differs by {nothing:.1e}")
-    return replace(seen, said=seen.said + ''.join(f"; it refuses {p.name}, as {why}" for p, why in no.items()))
+    if verdict.holds and nothing > world.limit(1e-12):
+        verdict = _no(f"beside FedProx(mu=0.0), which does nothing, it differs by {nothing:.1e}")
+    return replace(verdict, said=verdict.said + ''.join(f"; it refuses {p.name}, as {why}" for p, why in no.items()))
 
 # %% ../nbs/laws.ipynb #2e7fa4c0
 def twice(method, world):
@@ -807,11 +807,11 @@ def masked(method, world):
     state, out, new = _one_round(method, _with(world, [1, 2]))
     count = holders(out['mask'], state.params, 2)
     idle = {k: (n == 0).expand_as(state.params[k]) for k, n in count.items()}
-    moved = [k for k, at in idle.items() if not torch.equal(new.params[k][at], state.params[k][at])]
-    if moved:
-        seen = f"entries of {moved[0]} moved that no client trained"
-        if not asks_for(method, 'merge', 'trained'): return _no(seen)
-        return _note(f"{seen}; look whether that is meant, as `merge` makes them from what clients ended with")
+    changes = [k for k, at in idle.items() if not torch.equal(new.params[k][at], state.params[k][at])]
+    if changes:
+        words = f"entries of {changes[0]} moved that no client trained"
+        if not asks_for(method, 'merge', 'trained'): return _no(words)
+        return _note(f"{words}; look whether that is meant, as `merge` makes them from what clients ended with")
     total, still = sum(v.numel() for v in state.params.values()), sum(int(v.sum()) for v in idle.values())
     return _yes(f"{still} of {total} entries were trained by nobody and stay")
 
@@ -894,11 +894,11 @@ AFTER |= {'sums': (*AFTER['order'], 'executors'), 'shares': (*AFTER['shares'], '
 
 def _ask(law, method, world):
     "What `law` sees; an exception is a broken law, and what FedAvg breaks as well is the network's."
-    try: seen = law(method, world)
-    except Exception as e: seen = _no(sentence(e))
-    if seen.holds not in (False, 'look') or not world.own: return seen
+    try: verdict = law(method, world)
+    except Exception as e: verdict = _no(sentence(e))
+    if verdict.holds not in (False, 'look') or not world.own: return verdict
     plain = _ask(law, FedAvg(), replace(world, own=False))
-    return seen if plain.holds in (True, None) else _skip(f"FedAvg breaks it on this network too: {plain.said}")
+    return verdict if plain.holds in (True, None) else _skip(f"FedAvg breaks it on this network too: {plain.said}")
 
 # %% ../nbs/laws.ipynb #cf843082
 @dataclass(frozen=True)
@@ -910,17 +910,17 @@ class Report:
     @property
     def ok(self): return not self.broken
     @property
-    def broken(self): return [k for k, seen in self.rows.items() if seen.holds is False]
+    def broken(self): return [k for k, verdict in self.rows.items() if verdict.holds is False]
     @property
-    def doubts(self): return [k for k, seen in self.rows.items() if seen.holds == 'look']
+    def doubts(self): return [k for k, verdict in self.rows.items() if verdict.holds == 'look']
     def __repr__(self):
         lines = [f"  {k:<12} {'-' if s.holds is None else HOLDS[s.holds]:<7} {s.said}" for k, s in self.rows.items()]
-        held, n = sum(s.holds is True for s in self.rows.values()), len(self.broken)
+        count, n = sum(s.holds is True for s in self.rows.values()), len(self.broken)
         end = f"{n} {'is' if n == 1 else 'are'} broken, first {self.broken[0]}" if n else 'none is broken'
         if self.doubts: end += f", look at {', '.join(self.doubts)}"
-        try: shown = repr(self.method)
-        except Exception: shown = self.method.name
-        return '\n'.join([f"{shown}: {held} {'law holds' if held == 1 else 'laws hold'}, "
+        try: name = repr(self.method)
+        except Exception: name = self.method.name
+        return '\n'.join([f"{name}: {count} {'law holds' if count == 1 else 'laws hold'}, "
                           f"{end} ({self.seconds:.1f} s)", *lines])
 
 # %% ../nbs/laws.ipynb #b46a41f2
@@ -929,13 +929,13 @@ def _all(method, world):
     method, world.kept['untried'] = copy_method(method), copy_method(method)
     first, rows = _ask(runs, method, world), {}
     for name, law in LAWS.items():
-        seen, bad = first, [k for k in AFTER.get(name, ()) if rows[k].holds is False]
+        verdict, bad = first, [k for k in AFTER.get(name, ()) if rows[k].holds is False]
         if not first.holds and law is not runs:
-            seen = _ask(law, method, world) if name in CAUSES else first
-            if seen.said == first.said: seen = _skip('not asked, as no round ends')
-        elif bad: seen = _skip(f'not asked, as {bad[0]} is broken')
-        elif law is not runs: seen = _ask(law, method, world)
-        rows[name] = seen
+            verdict = _ask(law, method, world) if name in CAUSES else first
+            if verdict.said == first.said: verdict = _skip('not asked, as no round ends')
+        elif bad: verdict = _skip(f'not asked, as {bad[0]} is broken')
+        elif law is not runs: verdict = _ask(law, method, world)
+        rows[name] = verdict
     if rows['executors'].holds and not world.own: rows['plain'] = _ask(executors, method, _plain(world))
     return rows
 
@@ -989,12 +989,12 @@ def methods_in(module): # a module
     ours = classes_in(module)
     values = [v for k, v in vars(module).items() if isinstance(v, Method) and k[0] != '_']
     values = [v for v in values if any(type(p) in ours.values() for p in v.parts)]
-    made, unmade = [], {}
+    methods, errors = [], {}
     for k, cls in ours.items():
-        try: made.append(cls())
+        try: methods.append(cls())
         except Exception as e:
-            if not any(type(p) is cls for v in values for p in v.parts): unmade[k] = sentence(e)
-    return made + [v for v in values if not any(v is m or _same(v, m) for m in made)], unmade
+            if not any(type(p) is cls for v in values for p in v.parts): errors[k] = sentence(e)
+    return methods + [v for v in values if not any(v is m or _same(v, m) for m in methods)], errors
 
 def _same(a, b):
     try: return bool(a == b)

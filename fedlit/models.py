@@ -149,8 +149,8 @@ def build(
                 f = _shelf.get(odd[1], _shelf[name])
                 check_names(name, [*inspect.signature(f).parameters][2:], [odd[2]], "option")
             if odd or not options: raise
-            said = ", ".join(f"{k}={v!r}" for k,v in options.items())
-            raise ValueError(f"{name} cannot be built with {said}: {str(e).partition(chr(10))[0][:120]}; "
+            text = ", ".join(f"{k}={v!r}" for k,v in options.items())
+            raise ValueError(f"{name} cannot be built with {text}: {str(e).partition(chr(10))[0][:120]}; "
                              "a width is a whole number, at least 1, and several layers are a tuple of them") from e
         model = _check_fit(name, model, shape, task.classes)
     # from this, a saved run builds it again
@@ -161,9 +161,9 @@ def build(
 @contextmanager
 def modest(most=10**4): # largest number of layers and parameter tensors together
     "A context that builds networks without allocating memory; a ValueError once they have more than `most` parts."
-    made = itertools.count()
+    nth = itertools.count()
     def one(*_):
-        if next(made) >= most: raise ValueError(f"a network of more than {most} layers and parameters is not made here")
+        if next(nth) >= most: raise ValueError(f"a network of more than {most} layers and parameters is not made here")
     hooks = [f(one) for f in (module.register_module_module_registration_hook,
                               module.register_module_parameter_registration_hook)]
     try:
@@ -481,8 +481,8 @@ def alexnet_bn(
 )->Net: # features (N, `features`)
     "AlexNet with BatchNorm, as FedBN uses it on Office-Caltech10 and DomainNet."
     layers,c = [],colours(shape)
-    for out,k,stride,padding,pooled in _alex:
-        layers += [nn.Conv2d(c, out, k, stride, padding), nn.BatchNorm2d(out), nn.ReLU(), *[nn.MaxPool2d(3, 2)]*pooled]
+    for out,k,stride,padding,pool in _alex:
+        layers += [nn.Conv2d(c, out, k, stride, padding), nn.BatchNorm2d(out), nn.ReLU(), *[nn.MaxPool2d(3, 2)]*pool]
         c = out
     layers += [nn.AdaptiveAvgPool2d(6), nn.Flatten()]
     for d in (c*36, features): layers += [nn.Linear(d, features), nn.BatchNorm1d(features), nn.ReLU()]
@@ -513,8 +513,8 @@ def macs(
     from torch.utils.flop_counter import FlopCounterMode
     more = {torch.ops.aten._trilinear: _of_bilinear}
     x = make_blank(model, shape)
-    with _in_steps(), FlopCounterMode(display=False, custom_mapping=more) as seen: _answer(model, x)
-    return seen.get_total_flops()//2
+    with _in_steps(), FlopCounterMode(display=False, custom_mapping=more) as counter: _answer(model, x)
+    return counter.get_total_flops()//2
 
 # %% ../nbs/03_models.ipynb #84ff374a
 def _split_head(model, head):

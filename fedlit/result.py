@@ -138,37 +138,37 @@ def plot(self:Run, ax=None):
 def _later(module, name): return getattr(import_module(f'fedlit.after.{module}'), name)
 
 @patch
-def report(self:Run, path, **given):
+def report(self:Run, path, **fields):
     "Write a report of the run to one HTML file, see `fedlit.after.report.report`."
-    return _later('report', 'report')(self, path, **given)
+    return _later('report', 'report')(self, path, **fields)
 
 @patch
-def federation(self:Run, **given):
+def federation(self:Run, **fields):
     "The request of this run, to run again or change: `fedlit.after.without.federation`."
-    return _later('without', 'federation')(self, **given)
+    return _later('without', 'federation')(self, **fields)
 
 @patch
-def without(self:Run, client, **given):
+def without(self:Run, client, **fields):
     "Repeat the run without one or several clients, and see what changes: `fedlit.after.without.without`."
-    return _later('without', 'without')(self, client, **given)
+    return _later('without', 'without')(self, client, **fields)
 
 @patch
-def influence(self:Run, clients=None, **given):
+def influence(self:Run, clients=None, **fields):
     "What changes if each client in turn is left out: `fedlit.after.without.influence`."
-    return _later('without', 'influence')(self, clients, **given)
+    return _later('without', 'influence')(self, clients, **fields)
 
 @patch
-def newcomers(self:Run, steps=20, **given): # steps: of fine-tuning
+def newcomers(self:Run, steps=20, **fields): # steps: of fine-tuning
     "Test the network on clients that never took part, before and after fine-tuning: `fedlit.after.without.newcomers`."
-    return _later('without', 'newcomers')(self, steps, **given)
+    return _later('without', 'newcomers')(self, steps, **fields)
 
 # %% ../nbs/18_result.ipynb #f3428deb
 @patch
 def _criterion(self:Run, target):
     "The loss by which a client makes its own network; a ValueError if a file says that it was another than usual."
     if self.origin: return self.origin.criterion
-    asked = any(asks_for(self.method, hook, 'criterion') for hook in BETWEEN)
-    if asked and differences(self.settings.get('fingerprint', {}), of_criterion(CRITERIA[target])):
+    needs = any(asks_for(self.method, hook, 'criterion') for hook in BETWEEN)
+    if needs and differences(self.settings.get('fingerprint', {}), of_criterion(CRITERIA[target])):
         raise ValueError(f"{self.method.name} makes the network of a client with the loss of the run, and that was not "
                          f"the usual one, {CRITERIA[target].__name__}; pass criterion")
 
@@ -196,11 +196,11 @@ def per_client(self:Run, task, tests, metrics=None,
     with import_module('fedlit.run').shield(): # as in the run
         both = {'global': ([None]*state.clients, {}),
                 'personal': (everyone, own_samples(self.method, task, clients, everyone))}
-        seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
-                for name, (who, more) in both.items()]
+        scores = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
+                  for name, (who, more) in both.items()]
     import pandas as pd
     return pd.DataFrame({'client': range(state.clients), 'test samples': [len(t) for t in tests],
-                         **{k: s[k] for pair in zip(*seen) for k, s in zip(pair, seen)}})
+                         **{k: s[k] for pair in zip(*scores) for k, s in zip(pair, scores)}})
 
 # %% ../nbs/18_result.ipynb #mt13best
 def _numbers(row): # of a history: those that were measured
@@ -231,9 +231,9 @@ def best(self:Run,
         if column == first and len(self.history):
             warn(f"the test samples choose this round, so their {first} in it is too good to report; on "
                  f"task.validation(.1) other samples choose, and best({first!r}) is for those who know")
-    if not (seen := self._column(column)).size: return {}
+    if not (values := self._column(column)).size: return {}
     if lowest is None: lowest = less_is_better(column, self.history)
-    return _numbers(self.history.loc[seen.idxmin() if lowest else seen.idxmax()])
+    return _numbers(self.history.loc[values.idxmin() if lowest else values.idxmax()])
 
 # %% ../nbs/18_result.ipynb #355d124e
 @patch
@@ -244,9 +244,9 @@ def rounds_to(self:Run,
 ) -> int:         # None if no round has reached it
     "The number of rounds until a column first reached a target."
     column = column or first_of(self.history)
-    seen = self._column(column)
+    values = self._column(column)
     if lowest is None: lowest = less_is_better(column, self.history)
-    there = seen.index[seen <= target] if lowest else seen.index[seen >= target]
+    there = values.index[values <= target] if lowest else values.index[values >= target]
     return int(self.history['round'].loc[there[0]]) if len(there) else None
 
 # %% ../nbs/18_result.ipynb #mt15pred
@@ -254,13 +254,13 @@ def data_spec(
     task, # Task
 ):        # dict(input, labels, target unless it is 'class'), for the settings of a run
     "What a run records about the input of its network, and the names of the classes."
-    said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
+    spec = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
-    if task.columns: said['columns'] = list(task.columns)
-    if task.texts: said['texts'] = task.texts
-    if most := top_level(task.x_train): said['most'] = most
+    if task.columns: spec['columns'] = list(task.columns)
+    if task.texts: spec['texts'] = task.texts
+    if most := top_level(task.x_train): spec['most'] = most
     more = {} if task.target == 'class' else dict(target=task.target)
-    return dict(input=said, labels=task.labels and [str(k) for k in task.labels], **more)
+    return dict(input=spec, labels=task.labels and [str(k) for k in task.labels], **more)
 
 # %% ../nbs/18_result.ipynb #clientc1
 @patch
@@ -281,16 +281,16 @@ def _net(self:Run, client):
 @patch
 def _prepare_inputs(self:Run, x, task):
     "Samples as tensors, the function that normalises them, and the names of a table's columns."
-    said = self.settings.get('input') if task is None else data_spec(task)['input']
-    if not said: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
-    x = samples('x', x, said.get('columns'), said.get('texts'))
-    if x.dtype == torch.int64 and said.get('dtype', 'int64') != 'int64': x = x.float() # whole numbers in a table
-    if list(x.shape[1:]) != said['shape'] and x.dtype != torch.int64:
+    spec = self.settings.get('input') if task is None else data_spec(task)['input']
+    if not spec: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
+    x = samples('x', x, spec.get('columns'), spec.get('texts'))
+    if x.dtype == torch.int64 and spec.get('dtype', 'int64') != 'int64': x = x.float() # whole numbers in a table
+    if list(x.shape[1:]) != spec['shape'] and x.dtype != torch.int64:
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
-                         f"{tuple(said['shape'])}")
-    check_scale('x', x, 'the network was trained on', said.get('dtype') == 'uint8', said.get('most'))
-    ready = partial(standardise, mean=said['mean'], std=said['std'], image=len(said['shape']) == 3)
-    return x, ready, said.get('columns')
+                         f"{tuple(spec['shape'])}")
+    check_scale('x', x, 'the network was trained on', spec.get('dtype') == 'uint8', spec.get('most'))
+    ready = partial(standardise, mean=spec['mean'], std=spec['std'], image=len(spec['shape']) == 3)
+    return x, ready, spec.get('columns')
 
 # %% ../nbs/18_result.ipynb #logitsc1
 @patch
@@ -318,10 +318,10 @@ def predict(self:Run,
     task=None,   # Task whose normalisation to use; None: the one recorded in the run
 ):
     "The class of every sample, (N,) int64 on the CPU; for other targets, classes of places, booleans or quantities."
-    said, target = self.logits(x, client, batch, task), self.settings.get('target') if task is None else task.target
-    if target != 'numbers' and said.isnan().any():
+    outputs, target = self.logits(x, client, batch, task), self.settings.get('target') if task is None else task.target
+    if target != 'numbers' and outputs.isnan().any():
         raise ValueError("the network answers NaN, which is no class; the run has diverged")
-    return said if target == 'numbers' else said > 0 if target == 'labels' else said.argmax(1)
+    return outputs if target == 'numbers' else outputs > 0 if target == 'labels' else outputs.argmax(1)
 
 # %% ../nbs/18_result.ipynb #sh02netw
 @patch
@@ -427,15 +427,15 @@ def _check_kinds(header):
         if type(v := header[k]) is not kind: raise ValueError(f"{k} is {v!r:.60}, but it must be a {kind.__name__}")
     if not (0 <= header['round'] < 2**53 and 1 <= header['clients'] < 2**53):
         raise ValueError(f"round is {header['round']} of {header['clients']} clients")
-    said = header['settings']
-    if (sizes := said.get('sizes')) is not None and (type(sizes) is not list or len(sizes) != header['clients']):
+    settings = header['settings']
+    if (sizes := settings.get('sizes')) is not None and (type(sizes) is not list or len(sizes) != header['clients']):
         raise ValueError(f"clients is {header['clients']}, but there are sizes of {sizes!r:.60}")
     if not all(isinstance(s, str) for s in [*header['classes'].values(), *header['order'], *header['columns']]):
         raise ValueError('a name in it is no text')
-    wrong = [k for k, kind in _SETTINGS.items() if said.get(k) is not None and type(said[k]) is not kind]
-    if said.get('statistics', 'averaged') not in STATISTICS: wrong.append('statistics')
-    if type(seed := said.get('seed', 0)) is not int or not 0 <= seed < 2**64: wrong.append('seed')
-    if wrong: raise ValueError(f"{wrong[0]} is {said[wrong[0]]!r:.60}")
+    wrong = [k for k, kind in _SETTINGS.items() if settings.get(k) is not None and type(settings[k]) is not kind]
+    if settings.get('statistics', 'averaged') not in STATISTICS: wrong.append('statistics')
+    if type(seed := settings.get('seed', 0)) is not int or not 0 <= seed < 2**64: wrong.append('seed')
+    if wrong: raise ValueError(f"{wrong[0]} is {settings[wrong[0]]!r:.60}")
 
 # %% ../nbs/18_result.ipynb #histchk1
 _NUMBERS = 'round', 'seconds', 'accuracy', 'loss', 'train_loss', 'drift', 'personal', 'personal_sd', 'peak_mb'
@@ -448,8 +448,8 @@ def _check_history(history, columns):
         if type(r := row.get('round')) is not int: raise ValueError(f'a row of its history is of round {r!r:.40}')
         if odd := [k for k in _NUMBERS if k in row and not number(row[k])]:
             raise ValueError(f'its history has {row[odd[0]]!r:.40} as {odd[0]}')
-    cells, given = len(history)*len({*columns, *chain(*history)}), sum(map(len, history))
-    if cells > 100*given + 10**6: raise ValueError(f'its history of {given} numbers would be a table of {cells} cells')
+    cells, n = len(history)*len({*columns, *chain(*history)}), sum(map(len, history))
+    if cells > 100*n + 10**6: raise ValueError(f'its history of {n} numbers would be a table of {cells} cells')
 
 # %% ../nbs/18_result.ipynb #tenschk1
 def _check_tensors(header, tensors):
@@ -486,8 +486,8 @@ def _name_bad_file(path):
     try: yield
     except FileNotFoundError: raise
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as e:
-        said = str(e).partition(chr(10))[0]
-        raise e if str(path) in said else ValueError(f"{path} is no run that fedlit can read: {said}") from None
+        reason = str(e).partition(chr(10))[0]
+        raise e if str(path) in reason else ValueError(f"{path} is no run that fedlit can read: {reason}") from None
 
 def _read_run(path, device='cpu'):
     "The header of a file, and the state in it."
@@ -498,9 +498,9 @@ def _read_run(path, device='cpu'):
         _check_history(header['history'], header['columns'])
         header['history'] = [{**dict.fromkeys(header['columns'], nan), **row} for row in header['history']]
         _check_tensors(header, tensors)
-        trees, said = _trees(header, tensors, device), header['settings']
+        trees, settings = _trees(header, tensors, device), header['settings']
     return header, State(**{k: trees.get(k, {}) for k in TREES}, clients=header['clients'], round=header['round'],
-                         statistics=said.get('statistics', 'averaged'), seed=said.get('seed', 0))
+                         statistics=settings.get('statistics', 'averaged'), seed=settings.get('seed', 0))
 
 # %% ../nbs/18_result.ipynb #59297289
 def _method_of(header, path):
@@ -521,9 +521,9 @@ def _text_of(header, method):
 # %% ../nbs/18_result.ipynb #sizecel1
 def _check_size(tensors, state):
     "Refuse a network that is far larger than the tensors of a file."
-    size, held = (sum(v.numel() for v in some) for some in
-                  (tensors, leaves(dict(a=state.params, b=state.buffers, c=state.fixed))))
-    if size > 100*held + 2**20: raise ValueError(f'its network has {size} numbers, and the file holds {held}')
+    size, content = (sum(v.numel() for v in some) for some in
+                     (tensors, leaves(dict(a=state.params, b=state.buffers, c=state.fixed))))
+    if size > 100*content + 2**20: raise ValueError(f'its network has {size} numbers, and the file holds {content}')
 
 def _check_use(run):
     "Apply the `use` hooks without memory first, to see how large a network they make."
@@ -581,9 +581,9 @@ def resume(
     device,   # where the tensors go
 ):            # the Run so far, or None if there is no checkpoint
     "Resume from the newest checkpoint that can be read; a ValueError if it belongs to another run."
-    found = path and newest(path, partial(_read_run, device=device))
-    if not found: return None
-    header, state = found
+    latest = path and newest(path, partial(_read_run, device=device))
+    if not latest: return None
+    header, state = latest
     theirs, ours = ({**header['settings'], 'method': _text_of(header, method)},
                     {**json.loads(json.dumps(settings)), 'method': repr(method)})
     if differ := _differ(theirs, ours):

@@ -93,8 +93,8 @@ def federate(
     return Federation(**locals()).run()
 
 # %% ../nbs/19_run.ipynb #fedvalue
-_given = inspect.signature(federate).parameters.values()
-_fields = [(p.name, p.annotation) if p.default is p.empty else (p.name, p.annotation, p.default) for p in _given]
+_parameters = inspect.signature(federate).parameters.values()
+_fields = [(p.name, p.annotation) if p.default is p.empty else (p.name, p.annotation, p.default) for p in _parameters]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation(make_dataclass('Request', _fields, frozen=True, eq=False, repr=False)):
@@ -112,14 +112,14 @@ class Federation(make_dataclass('Request', _fields, frozen=True, eq=False, repr=
 def of(cls:Federation,
     setting,                   # Setting
     root=None, download=False, # where the data are, as in `fedlit.data.load`
-    **given,                   # arguments of `federate`
+    **fields,                  # arguments of `federate`
 ) -> Federation:
     "The federation that a setting describes."
-    objects = {k: given.pop(k) for k in ('task', 'clients', 'model') if k in given}
+    objects = {k: fields.pop(k) for k in ('task', 'clients', 'model') if k in fields}
     same = ('rounds', 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision', 'without')
-    said = dict({k: getattr(setting, k) for k in same}, setting=None if objects else setting)
-    if 'method' not in given: said['method'] = parse(setting.method)
-    return cls(**{**parts_of(setting, root, download, **objects), **said, **given})
+    values = dict({k: getattr(setting, k) for k in same}, setting=None if objects else setting)
+    if 'method' not in fields: values['method'] = parse(setting.method)
+    return cls(**{**parts_of(setting, root, download, **objects), **values, **fields})
 
 # %% ../nbs/19_run.ipynb #ba303327
 PRECISION = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
@@ -202,11 +202,11 @@ def client_numbers(
 @patch
 def check_without(self:Federation):
     "The clients to leave out, as a tuple; refuses clients that do not exist, and leaving out all of them."
-    left, n = client_numbers(self.without, 'without'), len(self.clients)
-    if bad := [k for k in left if not 0 <= k < n]:
-        raise ValueError(f"without={left!r}: there is no client {bad[0]}; the {n} clients are 0 to {n-1}")
-    if len(left) == n: raise ValueError(f"without={left!r} leaves none of the {n} clients")
-    return left
+    absent, n = client_numbers(self.without, 'without'), len(self.clients)
+    if bad := [k for k in absent if not 0 <= k < n]:
+        raise ValueError(f"without={absent!r}: there is no client {bad[0]}; the {n} clients are 0 to {n-1}")
+    if len(absent) == n: raise ValueError(f"without={absent!r} leaves none of the {n} clients")
+    return absent
 
 # %% ../nbs/19_run.ipynb #e2583e2a
 @patch
@@ -369,14 +369,14 @@ def _executor(self:Simulation, x):
 
 @patch
 def _cut_or_not(self:Simulation, x, auto, name):
-    with torch.no_grad(), hold_draws(), Seeded(('look',)) as drawn, suppress(Exception): # reported elsewhere
+    with torch.no_grad(), hold_draws(), Seeded(('look',)) as counter, suppress(Exception): # reported elsewhere
         copy.deepcopy(self.model).train()(x)
-    draws = drawn.count > 0 # in training, as dropout does
-    if said := try_cut(*self._first_step(), same=not draws):
+    draws = counter.count > 0 # in training, as dropout does
+    if why := try_cut(*self._first_step(), same=not draws):
         if not auto:
-            raise ValueError(f"executor='extract' cannot cut {name} to half of its width ({said}) with "
+            raise ValueError(f"executor='extract' cannot cut {name} to half of its width ({why}) with "
                              f"{self.federation.method.name}; take executor='auto', which masks it")
-        warn(f"{name} cannot be cut to half ({said}) with {self.federation.method.name}; it is masked instead")
+        warn(f"{name} cannot be cut to half ({why}) with {self.federation.method.name}; it is masked instead")
         return 'threads'
     if draws and auto: return 'threads'
     if draws: warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
@@ -387,20 +387,20 @@ def _cut_or_not(self:Simulation, x, auto, name):
 @patch
 def _tapes(self:Simulation, x, shared):
     "Tapes for recorded steps, stopped if steps must not be recorded; None if they are not to be."
-    if self.federation.record and (said := find_side_effects(self.model, x)):
-        warn(f"{type(self.model).__name__}'s forward {said}: "
+    if self.federation.record and (effect := find_side_effects(self.model, x)):
+        warn(f"{type(self.model).__name__}'s forward {effect}: "
              "its steps are not recorded, and the same seed may give another result")
         tapes = Tapes()
-        tapes.stopped = said
+        tapes.stopped = effect
         return tapes
     a = self.federation
     own = partial(python_state, network=self.model, criterion=a.criterion, method=a.method, optimizer=a.local.optimizer)
-    given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
+    parts = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
              type(a.task), a.task.augment)
     why = self._why_uncompiled() if (how := self.federation.record) == 'compile' else ''
     if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
-    lasting = how in (True, 'compile') and not shared and not has_own_code(*given)
-    return Tapes(how == 'graph', own, how == 'compile' and not why, lasting) if how else None
+    same = how in (True, 'compile') and not shared and not has_own_code(*parts)
+    return Tapes(how == 'graph', own, how == 'compile' and not why, same) if how else None
 
 # %% ../nbs/19_run.ipynb #ce6d3dd0
 @patch
@@ -461,8 +461,8 @@ def judge(self:Simulation, who, state, out): # out: see `local_phase`
     guard = a.bad_clients if self.single_process else replace(a.bad_clients, beyond=math.inf) # the team judges
     out = check_clients(guard, who, out, state, self.chance_loss, partial(self.advice, state.round, who, out))
     if self.single_process or not len(out['who']): return out
-    _, seen, least = largest_entries(out, state)
-    return dict(out, seen=seen, least=least.expand_as(seen))
+    _, most, least = largest_entries(out, state)
+    return dict(out, seen=most, least=least.expand_as(most))
 
 # %% ../nbs/19_run.ipynb #a1abe723
 SHORT = 8 # samples: over fewer, BatchNorm's gradient may be very large
@@ -470,7 +470,7 @@ SHORT = 8 # samples: over fewer, BatchNorm's gradient may be very large
 @patch
 def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is wrong, the rest of a sentence
     "Advice on clients that produced NaN, infinity or implausibly large numbers."
-    self.failures[round] = {**self.failures.get(round, {}), **{k: said for k, said in wrong.items() if said}}
+    self.failures[round] = {**self.failures.get(round, {}), **{k: text for k, text in wrong.items() if text}}
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
         columns, mine = getattr(self.task, 'columns', None), self.federation.clients[k]
         if odd := first_nonfinite('x_train', self.task.x_train, mine, columns):
@@ -533,12 +533,12 @@ def arrivals(self:Simulation, state):
     if isinstance(a.participation, Clock):
         if not self.timetable: self.rest = a.participation.rounds(n, a.seed, self.steps_of)
         self.timetable += islice(self.rest, r + 1 - len(self.timetable))
-        found = self.timetable[r]
+        arrivals = self.timetable[r]
     else:
         who = draw_clients(n, a.participation, a.seed, r, self.sizes, partial(self.losses, state), self.steps_of)
-        found = Arrivals(who, [r]*len(who))
-    left = [(k, b) for k, b in zip(found.who, found.began) if k not in a.without]
-    return found._replace(who=[k for k, _ in left], began=[b for _, b in left])
+        arrivals = Arrivals(who, [r]*len(who))
+    rest = [(k, b) for k, b in zip(arrivals.who, arrivals.began) if k not in a.without]
+    return arrivals._replace(who=[k for k, _ in rest], began=[b for _, b in rest])
 
 # %% ../nbs/19_run.ipynb #9f327627
 @patch
@@ -578,7 +578,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     arrivals = self.arrivals(state)
     out = yield from self.collect(state, arrivals)
     who, columns = out['who'].tolist(), client_columns(a.bad_clients, arrivals.who, out)
-    new, seen = self.take_over(replace(state, round=state.round + 1)), None
+    new, scores = self.take_over(replace(state, round=state.round + 1)), None
     if who or 'peers' in out:
         new = self.take_over(aggregate(self.broadcast(state), who, out, self.weights[who], team.sums))
         if new.recomputes and who:
@@ -586,8 +586,8 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         # read together: is the step sound, and how good is the network if it is?
         unread = [server_sound(a.bad_clients, state, new, columns)]
         if look: unread += queue_scores(a.method, self.test, new, [slice(None)], [None])[0]
-        sound, *seen = to_host(*unread)
-        if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
+        sound, *scores = to_host(*unread)
+        if not sound: (new, columns), scores = check_server(a.bad_clients, state, new, columns), None
     columns |= part_columns(a.method, new, a.participation, a.clients)
     new = new.remember(state, arrivals.pending)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
@@ -595,31 +595,31 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         row.update(time=arrivals.time, staleness=np.mean([state.round - b for b in arrivals.began] or [math.nan]))
     if protections(a.method): del row['train_loss'], row['drift']
     if wrong := self.failures.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
-    return new, out, row, self.test.scores(seen) if seen else None
+    return new, out, row, self.test.scores(scores) if scores else None
 
 # %% ../nbs/19_run.ipynb #1f9535ff
 @patch
-def score_global(self:Simulation, state, seen=None): # seen: its scores, if known
+def score_global(self:Simulation, state, test=None): # test: its scores, if known
     "Global accuracy, loss and metrics on the test set; a warning if the loss is not finite."
-    seen, x = seen or scores_of(self.federation.method, self.test, state, [slice(None)], [None])[0], self.task.x_test
-    if not np.isfinite(seen['loss']):
+    test, x = test or scores_of(self.federation.method, self.test, state, [slice(None)], [None])[0], self.task.x_test
+    if not np.isfinite(test['loss']):
         why = (first_nonfinite('x_test', x, torch.arange(len(x)), getattr(self.task, 'columns', None))
                or ("if the clients were finite, the average broke BatchNorm's running statistics, "
                    "as FedAvgM(form='released') does" if self.min_batch > 1 else
                    "look at the clients' updates, the column `drift`"))
-        self.warn_once('loss', f"after round {state.round} the global model's test loss is {seen['loss']}, "
+        self.warn_once('loss', f"after round {state.round} the global model's test loss is {test['loss']}, "
                                f"so its {SCORED[self.task.target][0].replace('_', ' ')} means nothing; {why}")
-    return seen
+    return test
 
 @patch
 def warn_once(self:Simulation,
     what, # that a run warns of once: a column, a part of the method
-    said, # what happened, and what it means
+    text, # what happened, and what it means
 ):
     "Warn, unless this run has warned of `what`."
     if what in self.noticed: return
     self.noticed.append(what)
-    warn(said)
+    warn(text)
 
 def name_clients(who): # client numbers
     "Names of clients for a message, such as 'clients 3, 4 and 17 more'; the first ten are named."
@@ -637,9 +637,9 @@ def test_clients(self:Simulation, who, before, out, after):
     nets = dict(global_before=(before, none, {}), global_after=(after, none, {}),
                 personal_before=(before, who, samples),
                 personal_after=(ended_in(before, out), at, dict(samples, number=who)))
-    queued = [v for state, whose, more in nets.values()
-             for v in queue_scores(self.federation.method, self.test, state, own, whose, **more)]
-    scores, m = read_scores(self.test, queued, own*len(nets)), len(who)
+    queue = [v for state, whose, more in nets.values()
+            for v in queue_scores(self.federation.method, self.test, state, own, whose, **more)]
+    scores, m = read_scores(self.test, queue, own*len(nets)), len(who)
     return {k: v for i, name in enumerate(nets) for k, v in by_name(name, scores[i*m:(i+1)*m]).items()}
 
 # %% ../nbs/19_run.ipynb #22539e56
@@ -651,29 +651,29 @@ def of_each(self:Simulation,
     tests, # one index tensor per client into the samples of `test`
 ):         # numbers of the clients that have any; name -> a number for each of them
     "The scores of each client's own network on the client's own samples."
-    tested, f = [k for k, at in enumerate(tests) if len(at)], self.federation
-    scores = scores_of(f.method, test, state, [tests[k] for k in tested], tested,
-                       **own_samples(f.method, self.task, f.clients, tested))
-    return tested, by_name(name, scores)
+    who, f = [k for k, at in enumerate(tests) if len(at)], self.federation
+    scores = scores_of(f.method, test, state, [tests[k] for k in who], who,
+                       **own_samples(f.method, self.task, f.clients, who))
+    return who, by_name(name, scores)
 
 # %% ../nbs/19_run.ipynb #tstdcel1
 @patch
-def score_round(self:Simulation, history, before, out, after, team, seen=None):
+def score_round(self:Simulation, history, before, out, after, team, test=None):
     "The columns that a test adds to the row of a round."
     first, *others = *SCORED[self.task.target][:-1], *self.test.metrics
     past, who = history[-1] if history else {}, out['who'].tolist()
     if any((v := past.get(k)) is None or v != v for k in (first, *others)): past = self.score_global(before)
-    row = {f'{first}_before': past[first], **self.score_global(after, seen), **{f'{k}_before': past[k] for k in others},
+    row = {f'{first}_before': past[first], **self.score_global(after, test), **{f'{k}_before': past[k] for k in others},
            **self.score_validation(after)}
     if self.tests is None: return row
-    tested, own = self.of_each('personal', self.test, after, self.tests)
+    clients, own = self.of_each('personal', self.test, after, self.tests)
     for name, values in own.items():
-        if none := [k for k, v in zip(tested, values) if v != v]:
+        if none := [k for k, v in zip(clients, values) if v != v]:
             self.warn_once(name, f"`{name}` is undefined (NaN) for {name_clients(none)}; "
                                  "such columns are means over clients for whom it is defined")
-    trained = team.test_clients(who, before, out, after) if who else {}
+    columns = team.test_clients(who, before, out, after) if who else {}
     if self.meets: row['participants_tested'] = sum(len(self.tests[k]) > 0 for k in who)
-    return {**row, **with_spread({**trained, **own})}
+    return {**row, **with_spread({**columns, **own})}
 
 # %% ../nbs/19_run.ipynb #650c4765
 @patch
@@ -704,8 +704,8 @@ def try_out(self:Simulation):
     if self.tests is not None and protections(a.method):
         warn(f"what is measured on clients' own tests has no noise, so no promise of {a.method!r} covers it")
     state = start(a.method, self.model, 1, a.statistics, a.seed, a.local)
-    taken = dict.fromkeys(part_columns(a.method, state, a.participation, a.clients), a.method.name)
-    try_metrics(self.test.metrics, self.test.labels, self.tests, self.task, taken)
+    columns = dict.fromkeys(part_columns(a.method, state, a.participation, a.clients), a.method.name)
+    try_metrics(self.test.metrics, self.test.labels, self.tests, self.task, columns)
     few = a.clients[self.fullest][:min(a.local.batch_size, 16)].to(x.device)
     sample = self.task.normalise(x[few])
     _, features, logits = outputs_of(self.model, sample)
@@ -730,8 +730,8 @@ def notice(self:Simulation, state, who):
         net = network_for(a.method, state, who[0], model=self.model, criterion=a.criterion, **rows(own, 0))
         features = pure(self.model)(*net, x)[0]
     for p in parts:
-        if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
-            self.warn_once(p, f'after round {state.round}: {said}')
+        if text := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
+            self.warn_once(p, f'after round {state.round}: {text}')
 
 # %% ../nbs/19_run.ipynb #fffe6777
 @patch
@@ -746,14 +746,14 @@ def rounds(self:Simulation, run, team, stop):
         torch.set_num_threads(self.threads) # between rounds, the caller's number applied
         began, before, last = time.perf_counter(), run.state, r+1 == a.rounds
         look = (r+1) % a.evaluate_every == 0 or last
-        after, out, row, seen = yield from self.one_round(before, team, look)
+        after, out, row, scores = yield from self.one_round(before, team, look)
         self.notice(after, out['who'].tolist())
         if look:
-            row.update(self.score_round(history, before, out, after, team, seen))
+            row.update(self.score_round(history, before, out, after, team, scores))
             if a.watch: row |= read_watch(self.call_watch(run, after, out), row)
         history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
         run.state, run.history = after, history[:] # together, so that nobody sees only one of them; a table on demand
-        bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))
+        bar.set_postfix_str(_describe(history, (SCORED[self.task.target][0], *self.test.metrics)))
         # `locals` is in no checkpoint, so a run killed now has to repeat the last round
         if a.keep_locals and last: run.locals = tmap(_alone, _locals(out))
         elif a.checkpoint: run.save(a.checkpoint, keep=True)
@@ -761,11 +761,11 @@ def rounds(self:Simulation, run, team, stop):
         if not last: yield
 
 # %% ../nbs/19_run.ipynb #showcel1
-def _shown(history, names):
+def _describe(history, names):
     "The text of the progress bar: the latest value of each measurement, and the loss of the last round."
-    seen = {k: row[k] for row in history for k in names if row.get(k) is not None and row[k] == row[k]}
+    values = {k: row[k] for row in history for k in names if row.get(k) is not None and row[k] == row[k]}
     loss = [f"loss {history[-1]['train_loss']:.3g}"] if 'train_loss' in history[-1] else []
-    return ', '.join([f'{k} {v:.3f}' for k, v in seen.items()] + loss)
+    return ', '.join([f'{k} {v:.3f}' for k, v in values.items()] + loss)
 
 def _alone(v): # without the other runs of a stack
     whole = not isinstance(v, torch.Tensor) or v.untyped_storage().nbytes() == v.nbytes
@@ -834,8 +834,8 @@ def run_rounds(self:Federation, team=None, shared=True): # shared: will the call
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
     federation, team, stop = self.resolve(), team or SingleProcess(), time.monotonic() + 60*(self.minutes or 0)
-    with memory_held(federation.device), ExitStack() as undone:
-        undone.callback(torch.set_num_threads, torch.get_num_threads())
+    with memory_held(federation.device), ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         sim, run = federation.begin(team, shared)
         if team.follows:
             yield sim.end(team.follow(sim, run))
@@ -886,10 +886,10 @@ def shield():
     "A context with PyTorch's default gradients, autocast, type and device; restores the number of threads afterwards."
     there = torch.accelerator.is_available() # torch 2.6 raises if one asks for an accelerator where there is none
     kinds = {'cpu', torch.accelerator.current_accelerator().type if there else 'cpu'}
-    with ExitStack() as undone, torch.inference_mode(False), torch.enable_grad(), _floats():
-        undone.callback(torch.set_num_threads, torch.get_num_threads())
-        for kind in filter(torch.is_autocast_enabled, kinds): undone.enter_context(torch.autocast(kind, enabled=False))
-        if torch.empty(0).device.type != 'cpu': undone.enter_context(torch.device('cpu'))
+    with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad(), _floats():
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        for kind in filter(torch.is_autocast_enabled, kinds): stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.empty(0).device.type != 'cpu': stack.enter_context(torch.device('cpu'))
         yield
 
 # %% ../nbs/19_run.ipynb #endscel1
@@ -911,12 +911,12 @@ def run(self:Federation, team=None):
     "Run to the last round, and return the run; if Ctrl-C interrupts it, the exception has the run so far."
     with shield():
         if isinstance(self.model, (list, tuple)): return import_module('fedlit.networks').over_networks(self)
-        kept = None
+        last = None
         try:
-            for run in self.run_rounds(team, shared=False): kept = copy.copy(run) # as it is after this round
+            for run in self.run_rounds(team, shared=False): last = copy.copy(run) # as it is after this round
         except KeyboardInterrupt as e:
-            if kept: self.give_network(kept)
-            raise interrupt_with(e, kept, self.rounds) from None
+            if last: self.give_network(last)
+            raise interrupt_with(e, last, self.rounds) from None
         trim_memory()
         return run
 

@@ -36,14 +36,14 @@ from ..vocabulary import HOOKS
 # %% ../../nbs/after/report.ipynb #28539e1d
 def request_of(
     run,     # Run
-    **given, # fields of the `Federation`: `task` and `clients` for a run from a file, `tests`, ...
+    **fields, # fields of the `Federation`: `task` and `clients` for a run from a file, `tests`, ...
 ):           # Federation; None if the task or the clients are not known
     "The request of a run, as far as a report needs it."
-    if run.origin is not None: return replace(run.origin, **given)
-    if given.get('task') is None or given.get('clients') is None or run.model is None: return None
-    origin = rebuild_request(run, **{'model': run.model, **given}).resolve()
-    if said := describe_difference(run, origin, 'start', 'own'):
-        raise ValueError(f"this is not what the run was given: {said}")
+    if run.origin is not None: return replace(run.origin, **fields)
+    if fields.get('task') is None or fields.get('clients') is None or run.model is None: return None
+    origin = rebuild_request(run, **{'model': run.model, **fields}).resolve()
+    if difference := describe_difference(run, origin, 'start', 'own'):
+        raise ValueError(f"this is not what the run was given: {difference}")
     return origin
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab
@@ -53,7 +53,7 @@ def took_part(
     "The clients of each round, drawn again from the seed, since a history records only how many there were."
     s, rows = run.settings, records(run.history)
     if not {'clients', 'participation', 'seed'} <= s.keys(): return None
-    left = set(s.get('without') or ())
+    absent = set(s.get('without') or ())
     try: how = value(s['participation'])
     except ParseError: # one of your own
         if not run.origin: return None
@@ -63,12 +63,12 @@ def took_part(
     steps = lambda k, r: local(**s['local']).steps_of(s['sizes'][k], k, s['seed'], r)
     if isinstance(how, Clock): draws = [a.who for a in islice(how.rounds(s['clients'], s['seed'], steps), len(rows))]
     else: draws = [draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'), steps=steps) for r in range(len(rows))]
-    drawn = [[k for k in draws[int(row['round']) - 1] if k not in left] for row in rows]
+    clients = [[k for k in draws[int(row['round']) - 1] if k not in absent] for row in rows]
     skips = s.get('bad_clients', '').startswith("Guard(then='skip'")
     bad = lambda row: {int(k) for k in str(row.get('bad_clients') or '').split() if k != 'server'}
     agree = all(bad(row) <= set(who) and row['participants'] == len(who) - (len(bad(row)) if skips else 0)
-                for row, who in zip(rows, drawn))
-    return drawn if agree else None
+                for row, who in zip(rows, clients))
+    return clients if agree else None
 
 # %% ../../nbs/after/report.ipynb #ee9537f3
 AGAIN = 'For this, every client was trained once more from the last network; the result was thrown away.'
@@ -86,9 +86,9 @@ def _once_more(sim, run, who, tests):
             warnings.simplefilter('ignore')
             out = sim.train(who[i:i+10], run.state)
         if not len(out['who']): continue
-        ended, of = ended_in(run.state, out), own_samples(method, sim.task, sim.federation.clients, out['who'].tolist())
+        state, of = ended_in(run.state, out), own_samples(method, sim.task, sim.federation.clients, out['who'].tolist())
         for j, k in enumerate(out['who'].tolist()):
-            net, answer = deploy_network(method, ended, j, model=sim.model, criterion=sim.federation.criterion,
+            net, answer = deploy_network(method, state, j, model=sim.model, criterion=sim.federation.criterion,
                                          number=k, **at_row(of, j))
             yield k, net, dict({n: out[n][j].item() for n in ('drift', 'loss')},
                                after=_first_score(sim.test(net, tests[k], answer)))
@@ -98,12 +98,12 @@ def _test_clients(sim, run, who, tests, home):
     "Client -> accuracy of the server's network and, if clients have their own networks, of the client's."
     own = [tests[k] for k in who]
     server = scores_of(run.method, sim.test, run.state, own, [None]*len(who))
-    found = {k: dict(tested=len(t), server=_first_score(s)) for k, t, s in zip(who, own, server)}
+    rows = {k: dict(tested=len(t), server=_first_score(s)) for k, t, s in zip(who, own, server)}
     if home:
         of = own_samples(run.method, sim.task, sim.federation.clients, who)
         scores = scores_of(run.method, sim.test, run.state, own, who, **of)
-        for k, s in zip(who, scores): found[k]['own'] = _first_score(s)
-    return found
+        for k, s in zip(who, scores): rows[k]['own'] = _first_score(s)
+    return rows
 
 # %% ../../nbs/after/report.ipynb #7c1d20db
 def each_client(
@@ -126,11 +126,11 @@ def each_client(
         z = features_of(sim.model, look, prepare=sim.task.normalise, state=net)
         if not (z.isfinite().all() and (s := spectrum(z)).isfinite().all()): return {}
         return dict(rank=effective_rank(s), values=s[:100].tolist())
-    seen, server, clients = _test_clients(sim, run, who, tests, home), curve(network_for(run.method, run.state)), {}
+    scores, server, clients = _test_clients(sim, run, who, tests, home), curve(network_for(run.method, run.state)), {}
     for k, net, more in _once_more(sim, run, who, tests) if again else ():
-        if found := curve(net): clients[k] = found
-        seen[k].update(more, rank=found.get('rank'))
-    return seen, dict(server=server, clients=clients) if server else {}
+        if line := curve(net): clients[k] = line
+        scores[k].update(more, rank=line.get('rank'))
+    return scores, dict(server=server, clients=clients) if server else {}
 
 # %% ../../nbs/after/report.ipynb #345c13d5
 def plain(value):
@@ -152,12 +152,12 @@ def _bytes(run, origin):
     several = n if any(asks_for(run.method, h, 'number') for h in HOOKS) else some # all others are like these
     look = partial(traffic, run.method, run.model, shape, origin.task.classes if origin else spec['classes'], n,
                    origin and origin.proxy, run.settings.get('statistics', 'averaged'))
-    try: found = [row for i in range(0, several, some) for row in look(range(i, min(n, i+some))).to_dict('records')]
+    try: rows = [row for i in range(0, several, some) for row in look(range(i, min(n, i+some))).to_dict('records')]
     except Exception as e: return None, f'a round on made-up samples ended in {type(e).__name__}: {e}'
-    return {k: [int(found[i % len(found)][k]) for i in range(n)] for k in ('down', 'up')}, ''
+    return {k: [int(rows[i % len(rows)][k]) for i in range(n)] for k in ('down', 'up')}, ''
 
 # %% ../../nbs/after/report.ipynb #7c1d20af
-def _missing_records(run, origin, again, drawn, no_bytes, spectra):
+def _missing_records(run, origin, again, draws, no_bytes, spectra):
     "What the run did not record: (what is missing, how to get it)."
     h = run.history
     if origin is None:
@@ -170,7 +170,7 @@ def _missing_records(run, origin, again, drawn, no_bytes, spectra):
     yield ('What single clients did in each round: a history holds means over the clients of a round.',
            'for run in federating(...): print(run.per_client(task, tests))')
     if len(keep_tested(h)) < len(h): yield ('Accuracy after every round.', 'federate(..., evaluate_every=1)')
-    if drawn is None: yield ('Who took part in which round: the seed and the history do not agree.', '')
+    if draws is None: yield ('Who took part in which round: the seed and the history do not agree.', '')
     if spectra == {}: yield ('Spectra: the features of test samples are not finite, the network has diverged.', '')
     if no_bytes: yield (f'Bytes up and down: {no_bytes}.', '')
 
@@ -180,26 +180,26 @@ def facts(
     run,        # Run
     again=True, # train each examined client once more, to compare its network before and after?
     most=100,   # the largest number of clients to examine individually
-    **given,    # fields of the `Federation`: `task` and `clients` if the run was loaded from a file
+    **fields,   # fields of the `Federation`: `task` and `clients` if the run was loaded from a file
 ) -> dict:      # dict that strict JSON can hold
     "The facts about a run and its clients, for a report."
     if not len(run.history): raise ValueError("this run has no round yet; there is nothing to report")
-    origin, s, drawn = request_of(run, **given), run.settings, took_part(run)
-    seen, spectra = each_client(run, origin, again, most) if origin and run.model is not None else ({}, None)
+    origin, s, draws = request_of(run, **fields), run.settings, took_part(run)
+    scores, spectra = each_client(run, origin, again, most) if origin and run.model is not None else ({}, None)
     travels, no_bytes = _bytes(run, origin)
     sizes = s.get('sizes') or [len(c) for c in origin.clients]
     sorts = origin and origin.task.target == 'class'
-    held = sorts and torch.stack([origin.task.y_train[c].cpu().bincount(minlength=origin.task.classes)
-                                  for c in origin.clients])
+    counts = sorts and torch.stack([origin.task.y_train[c].cpu().bincount(minlength=origin.task.classes)
+                                    for c in origin.clients])
     labels = list(map(str, origin.task.labels or range(origin.task.classes))) if sorts else None
-    clients = [dict(client=k, samples=n, share=n/sum(sizes), rounds=sum(k in r for r in drawn) if drawn else None,
-                    left=k in (s.get('without') or ()), **seen.get(k, {}),
+    clients = [dict(client=k, samples=n, share=n/sum(sizes), rounds=sum(k in r for r in draws) if draws else None,
+                    left=k in (s.get('without') or ()), **scores.get(k, {}),
                     **({w: v[k] for w, v in travels.items()} if travels else {})) for k, n in enumerate(sizes)]
     return plain(dict(
-        format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
-        labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history),
+        format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=draws,
+        labels=labels, partition=counts.tolist() if sorts else None, first=first_of(run.history),
         clients=clients, spectra=spectra, source=AGAIN if again and spectra is not None else '',
-        missing=list(_missing_records(run, origin, again, drawn, no_bytes, spectra))))
+        missing=list(_missing_records(run, origin, again, draws, no_bytes, spectra))))
 
 # %% ../../nbs/after/report.ipynb #cf9e56e0
 class Html(str):
@@ -217,9 +217,9 @@ def tag(
         if v is None: return ''
         if isinstance(v, (list, tuple)): return ''.join(map(text, v))
         return v if isinstance(v, Html) else escape(str(v))
-    named = ''.join(f' {escape(k.rstrip("_").replace("_", "-"))}="{escape(str(v))}"'
+    pairs = ''.join(f' {escape(k.rstrip("_").replace("_", "-"))}="{escape(str(v))}"'
                     for k, v in attrs.items() if v is not None)
-    return Html(f'<{name}{named}>{"".join(map(text, inside))}</{name}>')
+    return Html(f'<{name}{pairs}>{"".join(map(text, inside))}</{name}>')
 
 def embed(content):
     "Strict JSON that can be embedded in a page."
@@ -250,16 +250,16 @@ def inline(
 ) -> Html:
     "A figure as inline SVG, without ids and style attributes."
     import matplotlib as mpl
-    drawn = io.StringIO()
+    buffer = io.StringIO()
     with mpl.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': alt}), warnings.catch_warnings():
         warnings.simplefilter('ignore') # a letter that matplotlib's font lacks; the browser has another font
-        fig.savefig(drawn, format='svg', transparent=True, metadata={'Date': None})
-    svg = ElementTree.fromstring(drawn.getvalue())
+        fig.savefig(buffer, format='svg', transparent=True, metadata={'Date': None})
+    svg = ElementTree.fromstring(buffer.getvalue())
     for e in svg.iter():
         for part in [c for c in e if c.tag.endswith(('metadata', 'style'))]: e.remove(part)
         styles = [s.split(': ', 1) for s in e.attrib.pop('style', '').split('; ') if s]
-        named = {k.split('}')[-1]: re.sub(r'([.]\d\d)\d+', r'\1', v) for k, v in [*e.attrib.items(), *styles]}
-        e.tag, e.attrib = e.tag.split('}')[-1], {k: COLOURS.get(v, v) for k, v in named.items() if k != 'font-family'}
+        attrs = {k.split('}')[-1]: re.sub(r'([.]\d\d)\d+', r'\1', v) for k, v in [*e.attrib.items(), *styles]}
+        e.tag, e.attrib = e.tag.split('}')[-1], {k: COLOURS.get(v, v) for k, v in attrs.items() if k != 'font-family'}
         if e.tag == 'g': e.attrib.pop('id', None) # other figures have the same ids
     wide, high = svg.attrib['viewBox'].split()[2:]
     svg.attrib = dict(viewBox=f'0 0 {wide} {high}', role='img', width=f'{1.5*float(wide):.0f}') | {'aria-label': alt}
@@ -283,11 +283,11 @@ def axes(
 # %% ../../nbs/after/report.ipynb #7c1d20bd
 def section(
     title, # heading
-    said,  # a sentence or two below the heading
+    text,  # a sentence or two below the heading
     ax,    # Axes with the drawing
 ) -> Html:
     "A figure with its heading and text."
-    return tag('section', tag('h2', title), tag('p', said), tag('div', inline(ax.figure, f'{title}. {said}')),
+    return tag('section', tag('h2', title), tag('p', text), tag('div', inline(ax.figure, f'{title}. {text}')),
                class_='wide' if ax.figure.get_figwidth() > 5 else None)
 
 # %% ../../nbs/after/report.ipynb #0965e0ed
@@ -302,9 +302,9 @@ def accuracy(f):
     ax = against_rounds(curves, axes('round', len(rows)/3), 'server', first.replace('_', ' '),
                         [r['round'] for r in rows])
     for line in ax.lines: line.set_marker('.') # a single round would not show as a line
-    said = f"The server's network on the whole test set: {form(rows[-1][first])} after round {rows[-1]['round']}."
-    if len(curves) > 1: said += " The other line is the mean of the clients' own networks on their own test samples."
-    return section(first.replace('_', ' ').capitalize(), said, ax)
+    text = f"The server's network on the whole test set: {form(rows[-1][first])} after round {rows[-1]['round']}."
+    if len(curves) > 1: text += " The other line is the mean of the clients' own networks on their own test samples."
+    return section(first.replace('_', ' ').capitalize(), text, ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20be
 @style()
@@ -336,11 +336,11 @@ def short(name):
 def partition(f):
     "A figure of the number of samples of each class at every client."
     if f['partition'] is None: return None
-    held, labels = np.array(f['partition']), f['labels']
-    ax = axes('client', len(held), max(2.5, .7 + .17*len(labels)))
-    who, of = held.nonzero()
-    side = 72*min(.8*ax.figure.get_figwidth()/len(held), .7*ax.figure.get_figheight()/len(labels)) # points
-    ax.scatter(who, of, side**2*held[who, of]/max(1, held.max()), palette['grey'], marker='s', lw=0)
+    counts, labels = np.array(f['partition']), f['labels']
+    ax = axes('client', len(counts), max(2.5, .7 + .17*len(labels)))
+    who, of = counts.nonzero()
+    side = 72*min(.8*ax.figure.get_figwidth()/len(counts), .7*ax.figure.get_figheight()/len(labels)) # points
+    ax.scatter(who, of, side**2*counts[who, of]/max(1, counts.max()), palette['grey'], marker='s', lw=0)
     some = range(0, len(labels), 1 + len(labels)//40)
     ax.set(ylim=(-.7, len(labels) - .3), ylabel='class')
     ax.set_yticks(some, [short(labels[c]) for c in some], parse_math=False)
@@ -350,17 +350,17 @@ def partition(f):
 @style()
 def before_and_after(f):
     "A figure of every client's network before and after its training."
-    found = having(f, 'server')
-    if not found: return None
+    clients = having(f, 'server')
+    if not clients: return None
     ax = axes('client', len(f['clients']))
     looks = dict(after=dict(marker='o', color=palette['ink'], label='after training'),
                  own=dict(marker='o', mfc='none', ms=8, color=palette['ink'], label='kept at home'),
                  server=dict(marker='_', ms=9, mew=2.5, color=palette['accent'], label='server'))
-    for c in found:
+    for c in clients:
         values = [c[k] for k in looks if c.get(k) is not None]
         ax.vlines(c['client'], min(values), max(values), palette['light'])
     for k, look in looks.items():
-        if tested := having(f, k): ax.plot([c['client'] for c in tested], [c[k] for c in tested], ls='', **look)
+        if those := having(f, k): ax.plot([c['client'] for c in those], [c[k] for c in those], ls='', **look)
     ax.set_ylabel(f['first'].replace('_', ' '))
     ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=3)
     return section('Every client, before and after', f"On the client's own test samples. {f['source']}".strip(), ax)
@@ -376,12 +376,12 @@ def spectra(f):
     curve = lambda s: np.array([v if v >= floor else np.nan for v in s['values']])
     for s in clients.values(): ax.plot(1 + np.arange(len(s['values'])), curve(s), color=palette['light'], lw=.8)
     extreme = sorted(clients, key=lambda k: clients[k]['rank'] or 0)
-    named = {f'client {k}': curve(clients[k]) for k in {*extreme[:1], *extreme[-1:]}}
-    draw_spectra({**named, 'server': curve(server)}, ax, 'server')
-    said = ["Variances of the features of test samples along their main directions: the server's network in colour",
-            f", clients in grey, those of the lowest and the highest rank by name. {f['source']}" if clients else '.',
-            ' A curve that drops early is a network whose features have collapsed into few dimensions.']
-    return section('Spectra', ''.join(said), ax)
+    curves = {f'client {k}': curve(clients[k]) for k in {*extreme[:1], *extreme[-1:]}}
+    draw_spectra({**curves, 'server': curve(server)}, ax, 'server')
+    parts = ["Variances of the features of test samples along their main directions: the server's network in colour",
+             f", clients in grey, those of the lowest and the highest rank by name. {f['source']}" if clients else '.',
+             ' A curve that drops early is a network whose features have collapsed into few dimensions.']
+    return section('Spectra', ''.join(parts), ax)
 
 # %% ../../nbs/after/report.ipynb #4aad41ad
 @style()
@@ -397,13 +397,13 @@ def participants(f):
         ax.hlines(who, r['round'] - .4, r['round'] + .4, colours, lw=wide)
     ax.set(ylabel='client', ylim=(-.6, K - .4))
     ax.yaxis.get_major_locator().set_params(integer=True)
-    bad, left = sum(bool(r.get('bad_clients')) for r in rounds), [c['client'] for c in f['clients'] if c['left']]
-    said = f'Results were bad in {bad} rounds, in colour.' if bad else 'No result was bad.'
-    if left: said += f" Left out of the run from the beginning: {', '.join(map(str, left))}."
+    bad, absent = sum(bool(r.get('bad_clients')) for r in rounds), [c['client'] for c in f['clients'] if c['left']]
+    text = f'Results were bad in {bad} rounds, in colour.' if bad else 'No result was bad.'
+    if absent: text += f" Left out of the run from the beginning: {', '.join(map(str, absent))}."
     if 'down' in f['clients'][0]:
         down, up = (sum(f['clients'][k][way] for who in f['drawn'] for k in who) for way in ('down', 'up'))
-        said += f' Tensors alone, {size(down)} went from the server to clients and {size(up)} back.'
-    return section('Who took part', said, ax)
+        text += f' Tensors alone, {size(down)} went from the server to clients and {size(up)} back.'
+    return section('Who took part', text, ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20cc
 FIGURES = accuracy, partition, before_and_after, spectra, drifts, participants, seconds
@@ -452,8 +452,8 @@ def numbers(f):
 def _settings(f):
     "The settings of the run, as an HTML table."
     s, elsewhere = f['settings'], ('sizes', 'fingerprint', 'setting', 'asked')
-    known = {k: v for k, v in (s.get('fingerprint') or {}).items() if isinstance(v, str)}
-    rows = dict(method=f['method']) | {k: v for k, v in s.items() if k not in elsewhere} | known
+    marks = {k: v for k, v in (s.get('fingerprint') or {}).items() if isinstance(v, str)}
+    rows = dict(method=f['method']) | {k: v for k, v in s.items() if k not in elsewhere} | marks
     words = lambda v: ', '.join(f'{k}={u}' for k, u in v.items()) if isinstance(v, dict) else str(v)
     return table(['', ''], [[k.replace('_', ' '), words(v)] for k, v in rows.items() if v not in (None, '')])
 
@@ -477,14 +477,14 @@ def page(
     head = [Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
             Html(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
             tag('title', f"{f['name']} on {f['settings'].get('task')}"), tag('style', Html(STYLE))]
-    lacking = tag('section', tag('h2', 'What this run did not keep'),
-                  tag('dl', [[tag('dt', what), tag('dd', tag('code', how)) if how else None]
-                             for what, how in f['missing']]), class_='wide')
-    folded = [tag('details', tag('summary', what), tag('div', table(*of))) for what, *of in numbers(f)]
-    all_numbers = tag('section', tag('h2', 'The numbers'), folded, class_='wide')
+    gaps = tag('section', tag('h2', 'What this run did not keep'),
+               tag('dl', [[tag('dt', what), tag('dd', tag('code', how)) if how else None]
+                          for what, how in f['missing']]), class_='wide')
+    details = [tag('details', tag('summary', what), tag('div', table(*of))) for what, *of in numbers(f)]
+    all_numbers = tag('section', tag('h2', 'The numbers'), details, class_='wide')
     what = tag('section', tag('h2', 'What was run'), tag('div', _settings(f)), class_='wide')
     body = [tag('header', tag('h1', f['method']), tag('p', _summary(f))),
-            tag('main', [draw(f) for draw in FIGURES], all_numbers, what, lacking),
+            tag('main', [draw(f) for draw in FIGURES], all_numbers, what, gaps),
             tag('script', embed(f), type='application/json', id='facts')]
     return '<!doctype html>\n' + tag('html', tag('head', head), tag('body', body), lang='en') + '\n'
 
@@ -494,7 +494,7 @@ def report(
     path,       # file to write, such as "run.html"
     again=True, # train every client once more, to see it before and after? Takes as long as a round of all clients
     most=100,   # the largest number of clients to examine individually
-    **given,    # `task` and `clients` for a run from a file; `tests` and other fields of the `Federation`
+    **fields,   # `task` and `clients` for a run from a file; `tests` and other fields of the `Federation`
 ):              # the path
     "Write a report on a run, and on every client, to one HTML file."
-    return write_file(path, page(facts(run, again, most, **given)).encode())
+    return write_file(path, page(facts(run, again, most, **fields)).encode())

@@ -75,9 +75,9 @@ def _fit_for_sites(plan):
     "Raise ValueError if sites could not do their part."
     n = len(plan.clients)
     check_participation(plan.participation, n)
-    unknown = dict(losses="asks for losses before a round, which sites are not asked for; `federate` runs it",
-                   steps="says how long clients take, but sites take their own time; timeout= is how long to wait")
-    if why := next((why for need, why in unknown.items() if needs(plan.participation, need)), ''):
+    limits = dict(losses="asks for losses before a round, which sites are not asked for; `federate` runs it",
+                  steps="says how long clients take, but sites take their own time; timeout= is how long to wait")
+    if why := next((why for need, why in limits.items() if needs(plan.participation, need)), ''):
         raise ValueError(f"{plan.participation!r} {why}")
     if needs(plan.participation, 'sizes') and 'samples' in unsaid(plan.method):
         raise ValueError(f"{plan.participation!r} asks how much data a site has, which {plan.method!r} keeps at home")
@@ -85,8 +85,8 @@ def _fit_for_sites(plan):
     if wants(plan.method, 'proxy'):
         raise ValueError(f"{plan.method!r} needs public samples on the server, "
                          "which real sites do not share yet; `federate` runs it")
-    if known := [p for p in plan.method.parts if getattr(p, 'source', '') == 'seed' and p.noise]:
-        raise ValueError(f"{known[0]!r} draws its noise from the seed, which all sides know and could take away again; "
+    if parts := [p for p in plan.method.parts if getattr(p, 'source', '') == 'seed' and p.noise]:
+        raise ValueError(f"{parts[0]!r} draws its noise from the seed, which all sides know and could take away again; "
                          "between real sites it must be source='system'")
     if asks_for(plan.method, 'merge', 'trained') and begin(plan).personal:
         raise ValueError(f"{plan.method!r} mixes on the server what it keeps at home, "
@@ -138,19 +138,19 @@ def read_plan(
     "The Plan that a run config describes; an unknown or a missing name is an error."
     part = lambda head: {k.removeprefix(head).replace('-', '_'): _plain(v)
                          for k, v in config.items() if k.startswith(head)}
-    own, seen, net = {k: v for k, v in config.items() if '.' not in k}, part('task.'), part('model.')
+    own, data, net = {k: v for k, v in config.items() if '.' not in k}, part('task.'), part('model.')
     if odd := set(own) - set(AGREED):
         raise ValueError(f"the run config has {min(odd)!r}, which is none of {', '.join(AGREED)}")
-    if gone := [k for k in ('method', 'clients', 'task.shape', 'task.classes', 'model.name') if k not in config]:
-        raise ValueError(f"the run config lacks {', '.join(gone)}")
-    if (kind := seen.pop('dtype', 'float32')) not in ('float32', 'int64'):
+    if missing := [k for k in ('method', 'clients', 'task.shape', 'task.classes', 'model.name') if k not in config]:
+        raise ValueError(f"the run config lacks {', '.join(missing)}")
+    if (kind := data.pop('dtype', 'float32')) not in ('float32', 'int64'):
         raise ValueError(f"task.dtype={kind!r}, but it must be 'int64' for tokens, or 'float32' for anything else")
-    x, y = torch.empty(0, *seen.pop('shape'), dtype=getattr(torch, kind)), _targets(0, **seen)
-    task = Task(seen.pop('name', 'sites'), x, y, x, y, **seen)
+    x, y = torch.empty(0, *data.pop('shape'), dtype=getattr(torch, kind)), _targets(0, **data)
+    task = Task(data.pop('name', 'sites'), x, y, x, y, **data)
     if allowed is not None: _modest(network, net, task, read_local(**part('local.')), *allowed)
-    read = dict(method=parse(own['method']), clients=range(own['clients']),
-                participation=value(own.get('participation', 1.)))
-    return Plan(**{'rounds': 5, **own, **read},
+    values = dict(method=parse(own['method']), clients=range(own['clients']),
+                  participation=value(own.get('participation', 1.)))
+    return Plan(**{'rounds': 5, **own, **values},
                 model=network(net.pop('name'), task, seed=own.get('seed', 0), **net),
                 task=task, local=read_local(**part('local.')))
 
@@ -188,9 +188,9 @@ def from_record(record, like):
     return unflatten({k: _tensor(k, record[k], v) if k in record else v for k, v in flat.items()})
 
 # %% ../../nbs/scale/flower.ipynb #0cff5ea3
-def _without(kept, tree):
-    return {k: _without(kept, v) if isinstance(v, dict) else v
-            for k, v in tree.items() if isinstance(v, dict) or k not in kept}
+def _without(names, tree):
+    return {k: _without(names, v) if isinstance(v, dict) else v
+            for k, v in tree.items() if isinstance(v, dict) or k not in names}
 
 def to_sites(plan, state):
     "What the server sends: parameters and buffers except those kept at home, and the memory that local hooks read."
@@ -225,15 +225,15 @@ def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fi
         raise ValueError("what is frozen in the network is not the same here as at the server; "
                          "both have to begin with the same weights")
     home = memory(state, number) if kept is None else from_record(kept, memory(state, number))
-    got = from_record(arrays, to_sites(plan, state))
+    trees = from_record(arrays, to_sites(plan, state))
     state = replace(state, round=round,
-                    **{k: {**getattr(state, k), **got[k]} for k in got},
+                    **{k: {**getattr(state, k), **trees[k]} for k in trees},
                     **{k: put(getattr(state, k), [number], tmap(lambda v: v[None], home[k])) for k in home})
     out = _train_client(plan, task, number, state)
-    ended = {**out['params'], **out['buffers']}
-    home = dict(client=rows(out['client'], 0), personal={k: ended[k][0] for k in state.personal})
-    said = {k: out[k].item() for k in ('steps', 'loss') if k not in unsaid(plan.method)}
-    return rows(from_site(state, out), 0), said, home
+    tensors = {**out['params'], **out['buffers']}
+    home = dict(client=rows(out['client'], 0), personal={k: tensors[k][0] for k in state.personal})
+    numbers = {k: out[k].item() for k in ('steps', 'loss') if k not in unsaid(plan.method)}
+    return rows(from_site(state, out), 0), numbers, home
 
 # %% ../../nbs/scale/flower.ipynb #2cfd7bef
 def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
@@ -250,9 +250,9 @@ def _train_client(plan, task, number, state):
     return out
 
 # %% ../../nbs/scale/flower.ipynb #14bc97d0
-def _recall(context, accepted): # the last round whose answer the server used; 0 is none
+def _recall(context, last): # the last round whose answer the server used; 0 is none
     "What this site remembers of that round, or None; the records of other rounds are removed."
-    name = f'after round {accepted}'
+    name = f'after round {last}'
     for k in [k for k in context.state if k.startswith('after round') and k != name]: del context.state[k]
     return context.state.get(name)
 
@@ -292,23 +292,23 @@ def memory_allowed(
     context, # Flower's Context
 ):           # bytes
     "The memory that a site allows a run: `memory` in its own configuration, in GB, else half of what is free."
-    said = context.node_config.get('memory')
-    return memory_budget() if said is None else int(1e9*float(said))
+    limit = context.node_config.get('memory')
+    return memory_budget() if limit is None else int(1e9*float(limit))
 
 # %% ../../nbs/scale/flower.ipynb #b553cdf3
 log = logging.getLogger('flwr')
 
 def _new_answer(context, plan, number, content):
     "Train, and store what the site has to remember of it, including its answer."
-    round, accepted = (content['round'][k] for k in ('round', 'accepted'))
-    kept = _recall(context, accepted)
+    round, last = (content['round'][k] for k in ('round', 'accepted'))
+    record = _recall(context, last)
     fixed = content['round'].get('fixed', '{}')
-    answer, said, home = site(plan, plan.task, number, round, content['arrays'], kept, fixed)
-    forgot = int(accepted and kept is None and bool(to_record(home)))
+    answer, numbers, home = site(plan, plan.task, number, round, content['arrays'], record, fixed)
+    forgot = int(last and record is None and bool(to_record(home)))
     if forgot: log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
-                           number, accepted)
+                           number, last)
     context.state[f'after round {round+1}'] = to_record(home)
-    answer = RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))})
+    answer = RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(numbers, forgot=forgot))})
     count = context.state.get('answers', dict(count=0))['count'] + 1 # no later message undoes this
     context.state['answers'] = ConfigRecord(dict(round=round, question=_question(content), count=count))
     context.state.update({f'answer/{k}': type(v)(dict(v.items())) for k, v in answer.items()})
@@ -339,12 +339,12 @@ def client_app(
 
 # %% ../../nbs/scale/flower.ipynb #1cf9f32f
 def quote(
-    said, # anything that another machine wrote
+    text, # anything that another machine wrote
 ):        # text of one line
     "Text from other machines, made fit for a log: escaped and cut."
-    line = str(said)[:201]
-    shown = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in line)
-    return shown[:200] + ' ...' if len(line) > 200 or len(shown) > 200 else shown
+    line = str(text)[:201]
+    safe = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in line)
+    return safe[:200] + ' ...' if len(line) > 200 or len(safe) > 200 else safe
 
 def blank(plan, state):
     "A client's result on two samples of zeros: the names, types and shapes that answers must have."
@@ -355,8 +355,8 @@ def blank(plan, state):
 
 def _check_answer(content, like, most, unsaid):
     "The tree, steps and loss that a site sent; ValueError if they are not as they must be."
-    said = {**unsaid, **content['said']}
-    steps, loss = said['steps'], said['loss']
+    values = {**unsaid, **content['said']}
+    steps, loss = values['steps'], values['loss']
     if not (type(steps) is int and 1 <= steps <= most):
         raise ValueError(f"steps is {steps}, but it must be an integer from 1 to {most}")
     if type(loss) not in (int, float) or not math.isfinite(loss): raise ValueError(f"loss is {loss}")
@@ -366,19 +366,19 @@ def _check_answer(content, like, most, unsaid):
     return tree, steps, loss
 
 # %% ../../nbs/scale/flower.ipynb #4d361c25
-def _fill_zeros(form, seen, n):
-    "`seen` with zeros (n, ...) for all tensors of `form` that were not sent."
-    return {k: _fill_zeros(v, seen.get(k, {}), n) if isinstance(v, dict)
-               else seen[k] if k in seen else v.new_zeros(n, *v.shape[1:])
+def _fill_zeros(form, tree, n):
+    "`tree` with zeros (n, ...) for all tensors of `form` that were not sent."
+    return {k: _fill_zeros(v, tree.get(k, {}), n) if isinstance(v, dict)
+               else tree[k] if k in tree else v.new_zeros(n, *v.shape[1:])
             for k, v in form.items()}
 
 def _stack_answers(state, answers, form):
     "The clients in `answers`, and what `local_phase` would have returned for them."
     who = sorted(answers)
     trees, steps, losses = zip(*(answers[k] for k in who))
-    seen = stack(trees)
-    return who, dict({k: _fill_zeros(form[k], seen.get(k, {}), len(who)) for k in ('params', 'buffers', 'uploads')},
-                     mask=seen.get('mask', {}), steps=torch.tensor(steps), loss=torch.tensor(losses),
+    tree = stack(trees)
+    return who, dict({k: _fill_zeros(form[k], tree.get(k, {}), len(who)) for k in ('params', 'buffers', 'uploads')},
+                     mask=tree.get('mask', {}), steps=torch.tensor(steps), loss=torch.tensor(losses),
                      client=rows(state.client, who))
 
 # %% ../../nbs/scale/flower.ipynb #4fc8a4ce
@@ -386,13 +386,13 @@ def plausible_answers(plan, state, answers, form):
     "`answers` without implausible ones, judged together as `federate` does; and client number -> why it is left out."
     if not answers: return {}, {}
     who, out = _stack_answers(state, answers, form)
-    shared = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
-    out, before = dict(out, params=shared(out['params']), client={}), replace(state, params=shared(state.params))
+    share = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
+    out, before = dict(out, params=share(out['params']), client={}), replace(state, params=share(state.params))
     if not before.params: return answers, {}
     guard = Guard(beyond=10*ODD) # the run goes on without an answer, so this may be stricter than a simulation
-    bad, _, moved = bad_rows(guard, who, out, before, loss_of_guess(CRITERIA[plan.task.target], plan.task.classes))
+    bad, _, change = bad_rows(guard, who, out, before, loss_of_guess(CRITERIA[plan.task.target], plan.task.classes))
     at = bad.nonzero()[:, 0].tolist()
-    why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, who, out, before, moved, at))}
+    why = {who[i]: f'{reason}; {UNIT}' for i, reason in zip(at, blame(guard, who, out, before, change, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
 
 def _merge_answers(plan, state, answers, sizes, form): # as for `plausible_answers`; sizes: client number -> samples
@@ -405,13 +405,13 @@ def _merge_answers(plan, state, answers, sizes, form): # as for `plausible_answe
 # %% ../../nbs/scale/flower.ipynb #d7e5481d
 def _push(grid, contents, kind, round, timeout):
     "Send each node its content; returns message -> node, for those that could be sent."
-    sent = {}
+    nodes = {}
     for node, content in contents.items():
         m = Message(content, node, kind, ttl=10*timeout, group_id=str(round))
         try: grid.push_messages([m])
         except Exception as e: log.warning('round %s: node %s cannot be asked: %s', round, node, quote(repr(e)))
-        else: sent[m.metadata.message_id] = node
-    return sent
+        else: nodes[m.metadata.message_id] = node
+    return nodes
 
 def _content(m, node):
     "The content of the message `m` from `node`, or None, and what is wrong with it."
@@ -422,18 +422,18 @@ def _content(m, node):
 # %% ../../nbs/scale/flower.ipynb #60ff13bf
 def _pull(grid, waiting, round, end):
     "Yield (node, RecordDict) as answers to `waiting` (message -> node) come, until all are there or time is up."
-    failed = set()
+    errors = set()
     while waiting:
         for i, node in list(waiting.items()):
             try:
-                got = list(grid.pull_messages([i]))
-                content, wrong = _content(got[0], node) if got else (None, '')
+                messages = list(grid.pull_messages([i]))
+                content, wrong = _content(messages[0], node) if messages else (None, '')
             except Exception as e:
-                if i not in failed:
+                if i not in errors:
                     log.warning('round %s: the answer of node %s cannot be read: %s', round, node, quote(repr(e)))
-                failed.add(i)
+                errors.add(i)
                 continue
-            if got: del waiting[i]
+            if messages: del waiting[i]
             if wrong: log.warning('round %s: node %s %s', round, node, quote(wrong))
             if content is not None: yield node, content
         if not waiting or time.monotonic() >= end: return
@@ -489,42 +489,42 @@ def _overdue(plan, **late):
     return '; '.join(f"no {what[k]} of {names(who)} within {k}={getattr(plan, k):g} s; "
                      f"where sites need longer, raise {k} in the run config" for k, who in late.items() if who)
 
-def _ask(grid, plan, state, asked, accepted, r): # asked: node -> client; accepted: client -> round
+def _ask(grid, plan, state, nodes, last, r): # nodes: node -> client; last: client -> round
     "Send the network with the last round in which a site's answer was used; returns message -> node."
     arrays, fixed = to_record(to_sites(plan, state)), fixed_as_text(state)
-    said = lambda k: ConfigRecord(dict(round=r, accepted=accepted.get(k, 0), fixed=fixed))
-    contents = {n: RecordDict({'arrays': arrays, 'round': said(k)}) for n, k in asked.items()}
+    record = lambda k: ConfigRecord(dict(round=r, accepted=last.get(k, 0), fixed=fixed))
+    contents = {n: RecordDict({'arrays': arrays, 'round': record(k)}) for n, k in nodes.items()}
     return _push(grid, contents, MessageType.TRAIN, r+1, plan.timeout)
 
 # %% ../../nbs/scale/flower.ipynb #59823d5c
-def _answers(grid, plan, state, book, accepted, form, r):
+def _answers(grid, plan, state, book, last, form, r):
     "Ask for one round: good answers by client number, clients drawn, samples of those asked, and who was late."
     like = rows(from_site(state, form), 0)
     here = book.call(grid, r+1)
     has = dict(filter(None, book.said.values())) # a site that has not said how much it has is empty, if another has
     who = draw_clients(len(plan.clients), plan.participation, plan.seed, r, [has.get(k, not has) for k in plan.clients])
-    asked, good = {here[k]: k for k in who if k in here}, {}
+    nodes, good = {here[k]: k for k in who if k in here}, {}
     refuse = lambda k, why: log.warning('round %s: the answer of client %s (node %s) is refused: %s',
                                         r+1, k, here[k], quote(why))
-    waiting = _ask(grid, plan, state, asked, accepted, r)
+    waiting = _ask(grid, plan, state, nodes, last, r)
     for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
-        k, samples = asked[node], book.said[node][1]
+        k, samples = nodes[node], book.said[node][1]
         try:
             good[k] = _check_answer(content, like, plan.local.steps_of(samples, k, plan.seed, r), unsaid(plan.method))
             if content['said'].get('forgot'):
-                log.warning('client %s (node %s) does not remember round %s and began anew', k, node, accepted.get(k))
+                log.warning('client %s (node %s) does not remember round %s and began anew', k, node, last.get(k))
         except Exception as e: refuse(k, e)
     good, beyond = plausible_answers(plan, state, good, form)
     for k, why in beyond.items(): refuse(k, f'it {why}')
     for k in [k for k in who if k not in good]:
         node = f'node {here[k]}' if k in here else 'not connected'
         log.warning('round %s goes on without client %s (%s)', r+1, k, node)
-    late = _overdue(plan, timeout=[asked[n] for n in waiting.values()], wait=set(who) - has.keys())
+    late = _overdue(plan, timeout=[nodes[n] for n in waiting.values()], wait=set(who) - has.keys())
     if late: log.warning('round %s: %s', r+1, late)
-    return good, who, {k: book.said[n][1] for n, k in asked.items()}, late
+    return good, who, {k: book.said[n][1] for n, k in nodes.items()}, late
 
 # %% ../../nbs/scale/flower.ipynb #d5bd1d61
-def _begun(plan):
+def _start_run(plan):
     "The run to continue: the checkpoint's, or a new one."
     settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
                     task=plan.task.name, local=plan.local.plain(), fedlit=fedlit.__version__, torch=torch.__version__,
@@ -535,16 +535,16 @@ def _begun(plan):
 
 def _last_used_rounds(history):
     "For every client, the last round in which its answer was used."
-    said = lambda row, k: map(int, str(row[k]).split())
-    return {k: int(row['round']) for row in history for k in set(said(row, 'drawn')).difference(said(row, 'left_out'))}
+    read = lambda row, k: map(int, str(row[k]).split())
+    return {k: int(row['round']) for row in history for k in set(read(row, 'drawn')).difference(read(row, 'left_out'))}
 
 def _goes_on(plan, state):
     "Log what a run that goes on from a checkpoint may have lost."
-    held = [n for n, v in state.client.items() if leaves(v)]
-    if state.personal: held.append(f'{len(state.personal)} personal tensors')
+    names = [n for n, v in state.client.items() if leaves(v)]
+    if state.personal: names.append(f'{len(state.personal)} personal tensors')
     log.warning('the run goes on after round %s of %s%s', state.round, plan.checkpoint,
-                f"; what sites remember ({', '.join(held)}) ends with Flower's run: a site that has it no more says so"
-                if held else '')
+                f"; what sites remember ({', '.join(names)}) ends with Flower's run: a site that has it no more says so"
+                if names else '')
 
 # %% ../../nbs/scale/flower.ipynb #f77af889
 def _row(plan, state, test, good, who, metrics=None):
@@ -577,10 +577,10 @@ def _try_out(plan, metrics):
     return dict(x=task.x_test, y=task.y_test) if plan.test else None
 
 # %% ../../nbs/scale/flower.ipynb #d14075c7
-def _tell(plan, row, drawn): # drawn: number of clients
+def _tell(plan, row, count): # count: number of clients
     "Log one line for a round, the last row of the history."
     first = SCORED[plan.task.target][0]
-    log.info('round %s: %s of %s clients, %s %.4f, %.1f s', row['round'], row['participants'], drawn,
+    log.info('round %s: %s of %s clients, %s %.4f, %.1f s', row['round'], row['participants'], count,
              first.replace('_', ' '), row[first], row['seconds'])
 
 # %% ../../nbs/scale/flower.ipynb #d84f5660
@@ -590,19 +590,19 @@ def serve(
     metrics=None, # name -> function of (logits, y) -> number, on the server's test file
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
     "Run all rounds on the server, saving checkpoints if the plan names one; RuntimeError if too few answers are good."
-    test, run = _try_out(plan, metrics), _begun(plan)
+    test, run = _try_out(plan, metrics), _start_run(plan)
     form, history, book, end = (
         blank(plan, run.state), run.history.to_dict('records'), Book(plan), time.monotonic() + plan.wait)
-    accepted = _last_used_rounds(history)
+    last = _last_used_rounds(history)
     if run.state.round: _goes_on(plan, run.state)
     while len(book.call(grid, run.state.round)) < len(plan.clients) and time.monotonic() < end: time.sleep(.5)
     for r in range(run.state.round, plan.rounds):
-        began, (good, who, sizes, late) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, form, r)
+        began, (good, who, sizes, late) = time.perf_counter(), _answers(grid, plan, run.state, book, last, form, r)
         if len(good) < plan.least:
             raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; "
                                f"the run stops with the model of round {r}{late and '; '}{late}")
         run.state = _merge_answers(plan, run.state, good, sizes, form)
-        accepted.update(dict.fromkeys(good, r+1))
+        last.update(dict.fromkeys(good, r+1))
         history.append(dict(_row(plan, run.state, test, good, who, metrics), seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)
         _tell(plan, history[-1], len(who))

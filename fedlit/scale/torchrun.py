@@ -97,9 +97,9 @@ def _again():
 def _parting_error(self:Ranks, what):
     "The error of a rank that has to end because of another."
     self.open, self.parted = False, True
-    kept = self.checkpoint and Path(self.checkpoint).exists()
+    exists = self.checkpoint and Path(self.checkpoint).exists()
     on = (f'{self.checkpoint} holds the rounds before; with any number of ranks, `{_again()}` goes on from there'
-          if kept else 'No checkpoint was written, so the run has to start again')
+          if exists else 'No checkpoint was written, so the run has to start again')
     return ConnectionError(f'rank {self.rank} of {self.size} ended in round {self.round}, because {what}. {on}')
 
 @patch
@@ -115,11 +115,11 @@ def _do(self:Ranks, op, tensor, *args):
 @patch
 def __enter__(self:Ranks):
     "While ranks work together, a signal to end raises an error with the same advice."
-    def terminated(*_):
+    def terminate(*_):
         signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
         if not self.parted: raise self._parting_error('it was told to, as torchrun tells all ranks once one has died')
     main = threading.current_thread() is threading.main_thread()
-    self.before = signal.signal(signal.SIGTERM, terminated) if main else None
+    self.before = signal.signal(signal.SIGTERM, terminate) if main else None
     self.open, self.ready = True, False
     return self
 
@@ -136,10 +136,10 @@ def __exit__(self:Ranks, kind, error, trace):
 
 # %% ../../nbs/scale/torchrun.ipynb #8e7871e1
 @patch
-def _send(self:Ranks, op, said, tree=None, peer=0):
+def _send(self:Ranks, op, content, tree=None, peer=0):
     "Send a JSON value and a tree of tensors, after their form and its length."
     flat = flatten(tree or {})
-    text = json.dumps([said, list(flat), _forms_of(flat.values())]).encode()
+    text = json.dumps([content, list(flat), _forms_of(flat.values())]).encode()
     self._do(op, torch.tensor([len(text)]), peer)
     self._do(op, torch.frombuffer(bytearray(text), dtype=torch.uint8), peer)
     if flat: self._do(op, _bytes(flat.values(), self.wire), peer)
@@ -149,17 +149,17 @@ def _receive(self:Ranks, op, peer=0):
     "The value and the tree that another rank sent."
     n = int(self._do(op, torch.tensor([0]), peer))
     text = self._do(op, torch.empty(n, dtype=torch.uint8), peer)
-    said, names, like = json.loads(bytes(text.tolist()))
-    if not names: return said, {}
+    content, names, like = json.loads(bytes(text.tolist()))
+    if not names: return content, {}
     data = self._do(op, torch.empty(sum(_sizes(like)), dtype=torch.uint8, device=self.wire), peer)
-    return said, unflatten(dict(zip(names, _tensors(data, like, self.device))))
+    return content, unflatten(dict(zip(names, _tensors(data, like, self.device))))
 
 # %% ../../nbs/scale/torchrun.ipynb #544ffd36
 @patch
-def _say(self:Ranks, job, tree=None, **said):
+def _say(self:Ranks, job, tree=None, **fields):
     "Tell all other ranks, from rank 0, what to do, and with which tensors."
     self.job = job
-    self._send(dist.broadcast, dict(said, job=job), tree)
+    self._send(dist.broadcast, dict(fields, job=job), tree)
 
 # %% ../../nbs/scale/torchrun.ipynb #bbcaae9d
 @patch
@@ -245,16 +245,16 @@ _FREE = 'device', 'threads', 'machine', 'python', 'torch', 'executor', 'channels
 
 def _settings_of(sim, run):
     "What a rank was given, in the form that JSON holds."
-    said = dict(run.settings, method=repr(run.method), **{'what the server has': describe(sim.federation.proxy)})
-    return json.loads(json.dumps({k: v for k, v in said.items() if k not in _FREE}))
+    settings = dict(run.settings, method=repr(run.method), **{'what the server has': describe(sim.federation.proxy)})
+    return json.loads(json.dumps({k: v for k, v in settings.items() if k not in _FREE}))
 
 def _differences(theirs, ours, rank):
     "How two ranks differ, in words: at most four differences, and how many more there are."
     settings = [f'{k}: {theirs.get(k)} on rank 0, {ours.get(k)} on rank {rank}' for k in dict.fromkeys([*theirs, *ours])
                 if k != 'fingerprint' and theirs.get(k) != ours.get(k)]
-    said = [v if len(v) < 300 else f'{v[:300]} ...' for v in settings]
-    said += differences(theirs.get('fingerprint', {}), ours.get('fingerprint', {}))
-    return said[:4] + [f'{len(said)-4} more']*(len(said) > 4)
+    words = [v if len(v) < 300 else f'{v[:300]} ...' for v in settings]
+    words += differences(theirs.get('fingerprint', {}), ours.get('fingerprint', {}))
+    return words[:4] + [f'{len(words)-4} more']*(len(words) > 4)
 
 # %% ../../nbs/scale/torchrun.ipynb #7a6ef880
 @patch
@@ -277,19 +277,19 @@ def _raise(error, cause=None):
 def train(self:Ranks, who, state):
     "Train the clients `who`, each on the rank that `balance` chooses."
     self.shares, self.round = balance([self.sim.steps[k] for k in who], self.size), state.round + 1
-    lent = sorted({k for table in leaves(_tables(state)) for k in table.written()} & set(who))
-    self._say('train', self._server(state), who=who, shares=self.shares, lent=lent, round=state.round)
+    loans = sorted({k for table in leaves(_tables(state)) for k in table.written()} & set(who))
+    self._say('train', self._server(state), who=who, shares=self.shares, lent=loans, round=state.round)
     theirs = [[who[i] for i in at] for at in self.shares]
     for rank, ks in enumerate(theirs):
-        if rank and (out := [k for k in ks if k in lent]): self._send(dist.send, None, rows(_tables(state), out), rank)
+        if rank and (out := [k for k in ks if k in loans]): self._send(dist.send, None, rows(_tables(state), out), rank)
     self.out, error = _try(self.sim.train, theirs[0], state)
     theirs = self._agree(error)
     if wrong := [pair for t in theirs for pair in t['why']]: self.sim.failures.setdefault(state.round, {}).update(wrong)
-    told = [_numbers(self.out), *(t['numbers'] for t in theirs)]
-    if not (told := self._left(len(who), told)): return self.out
+    reports = [_numbers(self.out), *(t['numbers'] for t in theirs)]
+    if not (reports := self._find_rest(len(who), reports)): return self.out
     like = lambda k: self.out.get(k, self.out['loss']) # a rank that has no client left has not seen all
-    numbers = {k: self._concat([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in told])
-               for k in told[0]}
+    numbers = {k: self._concat([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in reports])
+               for k in reports[0]}
     numbers = self._check_plausible(numbers, state)
     if not len(numbers['who']): return self.out
     if leaves(home := _home(self.out, state)):
@@ -301,41 +301,41 @@ def train(self:Ranks, who, state):
 
 # %% ../../nbs/scale/torchrun.ipynb #0ad934ee
 @patch
-def _left(self:Ranks, many, told):
+def _find_rest(self:Ranks, many, reports):
     "What the ranks with clients left say about them; `many`: number of clients at the start."
-    whose = [t.get('who', []) for t in told]
-    left = sorted(sum(whose, []))
-    if len(left) < many: self._go_on(left, whose)
-    return [t for t, ks in zip(told, whose) if ks]
+    whose = [t.get('who', []) for t in reports]
+    rest = sorted(sum(whose, []))
+    if len(rest) < many: self._go_on(rest, whose)
+    return [t for t, ks in zip(reports, whose) if ks]
 
 @patch
-def _go_on(self:Ranks, left, whose):
-    "Go on with the clients `left`; `whose`: the clients that each rank had."
-    shares = [[left.index(k) for k in ks if k in left] for ks in whose]
-    self._say('keep', left=left, shares=shares)
-    self._keep(left, shares)
+def _go_on(self:Ranks, rest, whose):
+    "Go on with the clients `rest`; `whose`: the clients that each rank had."
+    shares = [[rest.index(k) for k in ks if k in rest] for ks in whose]
+    self._say('keep', left=rest, shares=shares)
+    self._keep(rest, shares)
 
 @patch
-def _keep(self:Ranks, left, shares):
-    "Forget all clients but `left`; the `shares` are positions among them."
+def _keep(self:Ranks, rest, shares):
+    "Forget all clients but `rest`; the `shares` are positions among them."
     self.shares = shares
-    if self.out: self.out = rows(self.out, [j for j, k in enumerate(self.out['who'].tolist()) if k in left])
+    if self.out: self.out = rows(self.out, [j for j, k in enumerate(self.out['who'].tolist()) if k in rest])
 
 # %% ../../nbs/scale/torchrun.ipynb #aaa3c340
 @patch
 def _check_plausible(self:Ranks, numbers, state):
     "Check what single ranks could not: which clients are implausible, given all others of the round."
-    seen, least = numbers.pop('seen', None), numbers.pop('least', None)
-    if seen is None or not seen.numel(): return numbers
+    largest, least = numbers.pop('seen', None), numbers.pop('least', None)
+    if largest is None or not largest.numel(): return numbers
     guard = self.sim.federation.bad_clients
-    most = plausible_limit(guard, seen, least[0])
-    bad = ~((seen <= most) & seen.isfinite())
+    most = plausible_limit(guard, largest, least[0])
+    bad = ~((largest <= most) & largest.isfinite())
     rows_, keep = bad.any(1), (~bad.any(1)).nonzero()[:, 0].tolist()
     if not rows_.any(): return numbers
     wrong, tensors = {}, [*largest_entries(self.out, state)[0]]
     for i, j in reversed(bad.nonzero().tolist()): # keeps the first odd tensor of every client
-        said = f"returned {seen[i, j]:.3g} in {tensors[j].removeprefix('buffers/')} in round {state.round+1}"
-        wrong[int(numbers['who'][i])] = f"{said}, where at most {most[j]:.3g} is believed beside the other clients"
+        words = f"returned {largest[i, j]:.3g} in {tensors[j].removeprefix('buffers/')} in round {state.round+1}"
+        wrong[int(numbers['who'][i])] = f"{words}, where at most {most[j]:.3g} is believed beside the other clients"
     self.sim.failures.setdefault(state.round, {}).update(wrong)
     act(guard, f"client {min(wrong)} {wrong[min(wrong)]}")
     numbers['bad'] = numbers['bad'] | rows_.to(numbers['bad'].device)
@@ -359,9 +359,9 @@ def test_clients(self:Ranks, who, before, out, after):
     "Test the clients, each where it was trained."
     self._say('see', self._server(after))
     mine, error = _try(self.sim.test_clients, [who[i] for i in self.shares[0]], before, self.out, after)
-    told = list(filter(None, [mine, *self._agree(error)]))
+    reports = list(filter(None, [mine, *self._agree(error)]))
     at = [i for share in self.shares for i in share if len(self.sim.tests[who[i]])] # those that have tests
-    return {k: [v for _, v in sorted(zip(at, sum((t[k] for t in told), [])))] for k in (told or [{}])[0]}
+    return {k: [v for _, v in sorted(zip(at, sum((t[k] for t in reports), [])))] for k in (reports or [{}])[0]}
 
 # %% ../../nbs/scale/torchrun.ipynb #70bffc70
 @patch
@@ -377,12 +377,12 @@ def follow(self:Ranks, sim, run):
     "On a rank other than 0, do what rank 0 says; returns the Run after its last round, without what clients keep."
     self.open = self.ready = True
     self.sim, self.out, sim.single_process = sim, None, False
-    while (heard := self._receive(dist.broadcast))[0]['job'] != 'end':
-        getattr(self, f"_on_{heard[0]['job']}")(run, *heard)
-    said, tree = heard
+    while (message := self._receive(dist.broadcast))[0]['job'] != 'end':
+        getattr(self, f"_on_{message[0]['job']}")(run, *message)
+    content, tree = message
     self.open = False
-    _raise(said['error'], self.failed)
-    run.history, run.state = pd.DataFrame(said['history']), replace(run.state, round=said['round'], **tree)
+    _raise(content['error'], self.failed)
+    run.history, run.state = pd.DataFrame(content['history']), replace(run.state, round=content['round'], **tree)
     return run
 
 # %% ../../nbs/scale/torchrun.ipynb #d7e4c2da
@@ -392,49 +392,49 @@ def _answer(self:Ranks, error=None, numbers=None):
     self._send(dist.send, dict(error=_describe_error(error), numbers=numbers))
 
 @patch
-def _on_begin(self:Ranks, run, said, tree):
-    self.round = said['round']
-    differ = _differences(said['given'], _settings_of(self.sim, run), self.rank)
+def _on_begin(self:Ranks, run, content, tree):
+    self.round = content['round']
+    differ = _differences(content['given'], _settings_of(self.sim, run), self.rank)
     self._answer(ValueError("all ranks must be asked for the same run, "
                             f"but they differ in {'; '.join(differ)}") if differ else None)
 
 # %% ../../nbs/scale/torchrun.ipynb #de4b493c
 @patch
-def _on_train(self:Ranks, run, said, tree):
-    self.round, self.shares = said['round'] + 1, said['shares']
-    self.who = who = [said['who'][i] for i in self.shares[self.rank]]
-    lent, held = [k for k in who if k in said['lent']], _tables(run.state)
-    if lent: held = put(held, lent, self._receive(dist.recv)[1])
-    self.state = replace(run.state, round=said['round'], **tree, **held)
+def _on_train(self:Ranks, run, content, tree):
+    self.round, self.shares = content['round'] + 1, content['shares']
+    self.who = who = [content['who'][i] for i in self.shares[self.rank]]
+    loans, tables = [k for k in who if k in content['lent']], _tables(run.state)
+    if loans: tables = put(tables, loans, self._receive(dist.recv)[1])
+    self.state = replace(run.state, round=content['round'], **tree, **tables)
     self.out, error = _try(self.sim.train, who, self.state)
-    self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.failures.get(said['round'], {}).items())))
+    self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.failures.get(content['round'], {}).items())))
 
 @patch
-def _on_keep(self:Ranks, run, said, tree):
-    self._keep(said['left'], said['shares'])
+def _on_keep(self:Ranks, run, content, tree):
+    self._keep(content['left'], content['shares'])
     self.who, self.out = (self.out['who'].tolist(), self.out) if self.shares[self.rank] else ([], None)
 
 @patch
-def _on_see(self:Ranks, run, said, tree):
+def _on_see(self:Ranks, run, content, tree):
     numbers, error = _try(self.sim.test_clients, self.who, self.state, self.out, replace(self.state, **tree))
     self._answer(error, numbers)
 
 # %% ../../nbs/scale/torchrun.ipynb #b0125daa
 @patch
-def _on_sums(self:Ranks, run, said, tree):
-    q, p = (torch.tensor(said[k], dtype=torch.double, device=self.device)[self.shares[self.rank]] for k in 'qp')
+def _on_sums(self:Ranks, run, content, tree):
+    q, p = (torch.tensor(content[k], dtype=torch.double, device=self.device)[self.shares[self.rank]] for k in 'qp')
     self._total(leaves(client_sums(self.state, self.out, q, p)) if self.out else ())
 
 @patch
-def _on_sum(self:Ranks, run, said, tree):
-    self._total([flatten(self.out)[said['name']].sum(0, dtype=torch.double)] if self.out else ())
+def _on_sum(self:Ranks, run, content, tree):
+    self._total([flatten(self.out)[content['name']].sum(0, dtype=torch.double)] if self.out else ())
 
 @patch
-def _on_rows(self:Ranks, run, said, tree):
-    if self.out: self._send(dist.send, None, dict(rows=flatten(self.out)[said['name']]))
+def _on_rows(self:Ranks, run, content, tree):
+    if self.out: self._send(dist.send, None, dict(rows=flatten(self.out)[content['name']]))
 
 @patch
-def _on_home(self:Ranks, run, said, tree):
+def _on_home(self:Ranks, run, content, tree):
     if self.out: self._send(dist.send, None, _home(self.out, self.state))
 
 # %% ../../nbs/scale/torchrun.ipynb #56131208
