@@ -120,13 +120,13 @@ def train(
     state=None,      # State to go on from; None: the start
     local=None,      # Local; None: the world's
     tapes=None, chunk=None, # as for `fedlit.round.fed_round`
-    **sent,          # for `fedlit.cohort.Broadcast`
+    **fields,        # for `fedlit.cohort.Broadcast`
 ): # the State after the last round
     "Some rounds of `method` in a small federation."
     local = local or world.local
     state = state or start(method, world.model, world.clients, local=local)
     for r in range(state.round, rounds):
-        to_all = Broadcast(method, world.model, state, local, **{'proxy': world.proxy, **sent})
+        to_all = Broadcast(method, world.model, state, local, **{'proxy': world.proxy, **fields})
         state = fed_round(to_all, world.who(r), world.data(r), world.sizes, executor, tapes, chunk)
     return state
 
