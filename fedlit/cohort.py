@@ -313,7 +313,7 @@ def per_client(self:Cohort, hook, f, *step, **more):
         one, data = self.at(slice(k, k+1)), self.batches.data(k, epochs)
         with one.draws(hook, *step): each.append(one.apply(partial(f, data=data), **rows(more, slice(k, k+1))))
     try: return join(each)
-    except TypeError as e: raise TypeError(f"`{hook}` of {self.sent.method!r}: {e}") from None
+    except TypeError as e: raise TypeError(f"`{hook}` of {self.broadcast.method!r}: {e}") from None
 
 # %% ../nbs/09_cohort.ipynb #c73751a1
 WORK = 'params', 'velocity', 'buffers', 'loss' # what a step writes
