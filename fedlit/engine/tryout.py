@@ -8,8 +8,7 @@ __all__ = ['notice_broadcast', 'try_metrics', 'outputs_of', 'try_parts', 'try_cr
 # %% ../../nbs/engine/tryout.ipynb #tryout03
 import copy, math, torch, warnings
 from contextlib import suppress
-from torch import nn
-from ..ground.axes import axes_of
+from ..ground.axes import ACROSS, axes_of
 from ..ground.draws import hold_draws
 from .inputs import attempt
 from ..ground.messages import first_line, warn
@@ -96,11 +95,9 @@ def _try_features(part, name, features, logits, uses, model): # uses: does a par
              "return what the last layer gets as features")
 
 # %% ../../nbs/engine/tryout.ipynb #22b1c8a7
-_ACROSS = nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm
-
 def _try_axes(part, model): # part: a SubModel
     "Refuse a network without an axis to cut, and warn about norms that keep some layers whole."
-    norms = [k for k, m in model.named_modules() if isinstance(m, _ACROSS)]
+    norms = [k for k, m in model.named_modules() if isinstance(m, ACROSS)]
     why = f"; {norms[0]} is a norm across channels, and layers beside it stay whole" if norms else ''
     some = axes_of(model).size
     text = f"{part!r} finds {'only some layers' if some else 'no layer'} of {type(model).__name__} to cut"
