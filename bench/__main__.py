@@ -1,4 +1,4 @@
-"`python -m bench`: every case on this CPU, then the table and the figures."
+"`python -m bench`: every case on this CPU, then the table."
 import argparse, signal, statistics, sys
 from pathlib import Path
 from . import peers, report
@@ -76,6 +76,6 @@ def main(args=None):
     for name, settings, work in cases(*chosen(a.only, a.tiny, a.net), a.tiny, HERE/'.data'):
         result, new = case(a.out/f'{name}.json', settings, work, a.again)
         print(f"{name}: {'kept' if not new else result['error'] if 'error' in result else 'measured'}", flush=True)
-    print('\n'.join(map(str, report.write(a.out))))
+    print(report.write(a.out))
 
 if __name__ == '__main__': main()

@@ -1,7 +1,7 @@
-"The table and the figures, from the files alone."
+"The table, from the files alone."
 import statistics
 from pathlib import Path
-from fedlit.ground.files import write_figure, write_file
+from fedlit.ground.files import write_file
 from .drive import load
 from .peers import CONTENDERS
 
@@ -168,48 +168,6 @@ def table(folder):
     if growths := [r for k, r in results.items() if k.startswith('growth-')]: out += _growth(growths)
     return '\n'.join(out).rstrip() + '\n'
 
-def figures(folder):
-    "Bars of seconds a round for every workload, and growth as lines; the paths."
-    import matplotlib
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    from fedlit.figure import palette, style
-    results, paths = _read(folder), []
-    works = list(dict.fromkeys(k.rsplit('-', 1)[0] for k, r in results.items()
-                               if k.rsplit('-', 1)[1] in CONTENDERS and 'best' in r))
-    matplotlib.rcParams['svg.hashsalt'] = 'bench'
-    with style():
-        if works:
-            fig, axes = plt.subplots(1, len(works), figsize=(3.4*len(works), 2.4), layout='constrained', squeeze=False)
-            for ax, w in zip(axes[0], works):
-                _bars(ax, w, {c: r for c, r in _in_order(results, w).items() if 'best' in r}, palette)
-            paths.append(Path(folder)/'figure.svg')
-            write_figure(paths[-1], fig, metadata=dict(Date=None))
-            plt.close(fig)
-        if growths := [r for k, r in results.items() if k.startswith('growth-') and 'rows' in r]:
-            fig, axes = plt.subplots(1, 2, figsize=(6, 2.4), layout='constrained')
-            for ax, key, label in zip(axes, ('median', 'federate_mb'), ('seconds a round', 'MB added by federate')):
-                for r, colour in zip(growths, (palette['grey'], palette['accent'])):
-                    rows = [row for row in r['rows'] if key in row]
-                    ax.plot([row['clients'] for row in rows], [row[key] for row in rows], 'o-', ms=3,
-                            color=colour, label=r['settings']['method'])
-                ax.set(xscale='log', xlabel='clients that exist, 10 sampled', ylabel=label, ylim=(0, None))
-            axes[0].legend()
-            paths.append(Path(folder)/'growth.svg')
-            write_figure(paths[-1], fig, metadata=dict(Date=None))
-            plt.close(fig)
-    return paths
-
-def _bars(ax, w, results, palette):
-    names = [CONTENDERS[c]['title'] for c in results]
-    values = [_best(r)['median'] for r in results.values()]
-    ax.barh(names, values, color=[palette['accent'] if c == 'fedlit' else palette['light'] for c in results])
-    for i, v in enumerate(values): ax.text(v, i, f' {v:.3g}', va='center', fontsize=8)
-    ax.invert_yaxis()
-    ax.set(title=w, xlabel='seconds a round (median)', xlim=(0, max(values)*1.2))
-
 def write(folder):
-    "Write table.md and the figures; their paths."
-    path = Path(folder)/'table.md'
-    write_file(path, table(folder).encode())
-    return [path, *figures(folder)]
+    "Write table.md; its path."
+    return write_file(Path(folder)/'table.md', table(folder).encode())
