@@ -26,14 +26,15 @@ PART = r'(?:half|(?:an? |one |two |three |four )?(?:third|quarter|fifth|tenth)s?
 UNIT = (r'(?:%|per ?cent\b|points?\b|times\b|-?fold\b|s\b|ms\b|µs\b|(?:milli|micro|nano)?seconds?\b'
         r'|minutes?\b|hours?\b|[kKMGT]i?B\b)')
 MORE = (r'(?:as (?:much|many|far|fast|good|long|large|small)|better|worse|faster|slower|longer|shorter'
-        r'|higher|lower|ahead|behind)')
+        r'|higher|lower|ahead|behind|more|fewer)')
 NAMED = (r'\b(?:alpha|beta|momentum|learning rates?|weight decay|Dirichlet|torch|Python|version'
          rf'|Tables?|Figs?\.|Figures?|sections?)(?: of| at| is)?(?: {NUM},?(?: and| or| to)?)+')
 FINDS = {
     'spread': re.compile(r'\d[\d.]*\s*(?:±|\+-|\\pm)\s*\d[\d.]*'),
     'unit': re.compile(rf'(?<![\w.$=^-]){NUM}(?:\s*(?:to|and|or|-|–)\s*{NUM}| and a half)*[\s\\-]*{UNIT}', re.I),
     'part': re.compile(rf'\b(?:{PART} (?:of )?an? (?:second|minute|hour)\b|{PART} {MORE}\b'
-                       rf'|by (?:about )?{PART}\b)', re.I),
+                       rf'|by (?:about )?{PART}\b|(?:about|nearly) (?:two|three|four) (?:third|quarter|fifth)s\b'
+                       rf'|by (?:about|nearly|more than) {COUNT}\b)', re.I),
     'share': re.compile(rf'(?<![\w.])(?!one of){COUNT} (?:out of|of|in) (?:the )?(?!one\b){COUNT}\b', re.I),
     'decimal': re.compile(r'(?<![\w.$=/^-])[-+]?\d*\.\d{2,}(?![\w.]*\.\d)(?!\w)'),
 }

@@ -1,8 +1,9 @@
 """What the pages of the papers claim and plan: sentences say what is judged, rounds fit into a slice."""
-import math, re, shlex
+import functools, math, re, shlex
 from dataclasses import replace
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
+from fastcore.docments import docments
 from fedlit.cli import parser
 from fedlit.data import load
 from fedlit.ground.files import result_path
@@ -16,6 +17,7 @@ from fedlit.papers.entries import SCALES, complete_seeds, entry_runs, found_rows
 from fedlit.papers.evidence import sequential_test
 from fedlit.papers.measures import activations, layer_ranks, own_rank
 from fedlit.papers.settings import address, found
+from fedlit.parse import method as parse
 from fedlit.partition import dirichlet
 from fedlit.run import federate
 
@@ -106,6 +108,28 @@ def test_every_table_of_the_thesis_has_the_released_code_s_reading(id):
     assert len(chosen) == sum('OldCounts' in s.method for s in other.values()) > 0
     assert all(a != b and (a.seed, a.partition) == (b.seed, b.partition) for a, b in zip(other.values(), beside))
     assert {s.recipe for s in other.values() if s.data == 'mnist'} == {'feddse'}
+
+# ---- what counts rounds ----
+
+@functools.lru_cache
+def counts_rounds(cls): # of a Method
+    "Its settings that are numbers of rounds, by their notes."
+    return [k for k, note in docments(cls).items() if str(note).startswith('number of rounds')]
+
+def parts_at(*scales):
+    "(rounds, part) of every method in the catalogue."
+    runs = {(s.method, s.rounds) for scale in scales for s in plan(scale).values() if s.rounds}
+    return [(rounds, part) for method, rounds in sorted(runs) for part in parse(method).parts]
+
+def test_what_counts_rounds_fits_into_the_run():
+    "A ramp of 300 rounds would stay at its beginning in thirty."
+    numbers = {(p.name, k, getattr(p, k), rounds) for rounds, p in parts_at(*SCALES) for k in counts_rounds(type(p))}
+    assert {v[:2] for v in numbers} == {('DepthFL', 'ramp'), ('FedCAC', 'beta')}
+    assert not [v for v in numbers if v[2] > v[3]]
+
+def test_a_window_goes_around_as_often_as_at_paper_scale():
+    steps = {(rounds, p.step) for rounds, p in parts_at(*SCALES[:2]) if p.name == 'FedRolex'}
+    assert steps and all(step == round(800/rounds) for rounds, step in steps)
 
 # ---- the sentences of the papers ----
 

@@ -11,7 +11,8 @@ PLANTED = {
     'unit': ['ahead by six points', 'it took twelve seconds', 'a round of 37.6 s', '40 % slower',
              'fourteen and twenty points', 'ten times faster', 'rises by some forty MiB',
              'seven per cent', 'two and 2.5 percent', 'two and a half minutes'],
-    'part': ['this took half a minute', 'a fifth of a second', 'a quarter better', 'wrong by a fifth or more'],
+    'part': ['this took half a minute', 'a fifth of a second', 'a quarter better', 'wrong by a fifth or more',
+             'keep two thirds more', 'about two fifths of the claims hold', 'ahead of all of them by nearly four'],
     'share': ['nine of ten test images are recognised', 'one in fourteen', '36 of the 360'],
     'decimal': ['printed the accuracies 0.3203 and 0.8078', 'better (.96 against the rest)', 'FedAvg reaches $0.83$.'],
 }
