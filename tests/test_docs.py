@@ -494,6 +494,12 @@ def test_tables_are_set(site):
                     or re.fullmatch(r'[-+]?\d+\.\d{7,}', c)], n
         assert 'border="1"' not in t and '<style' not in t, n
 
+def test_the_round_of_the_course_is_a_lesson_alone():
+    "Its code for the package stands in the reference."
+    course = [p for captions, p in pages.sidebar() if captions == ('Start here',)]
+    assert 'guides/round.ipynb' in course and '09_cohort.ipynb' not in course
+    assert not pages.module_of(pages.read('guides/round.ipynb'))
+
 @built
 def test_the_sidebar_is_in_the_order_of_reading(site):
     order = [page_of(p) + '.html' for _, p in pages.sidebar() if p != 'index.ipynb']
