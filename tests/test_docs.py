@@ -47,6 +47,7 @@ def test_anchors_are_those_of_pandoc(heading, anchor): assert slug(heading) == a
      'as in ([Li et al., 2021](../citations.md#li2021); [Shi et al., 2023](../citations.md#shi2023)).'),
     ('[@li2021, section 3; @shi2023]',
      '([Li et al., 2021](../citations.md#li2021), section 3; [Shi et al., 2023](../citations.md#shi2023))'),
+    ('Li et al. [@li2021, section 3]', 'Li et al. ([2021](../citations.md#li2021), section 3)'),
     (r'$$ x \qquad\text{[@li2021, eq. 2]} $$', r'$$ x \qquad\text{(Li et al., 2021, eq. 2)} $$'),
     ('[how](../05_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
     ('[here](#why)', '[here](#why)'),
