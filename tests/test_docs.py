@@ -754,9 +754,14 @@ def test_the_first_screen_moves(tab):
     assert height(even) < height(uneven)
     tab.keyboard.press('End')
     settled('alpha = 0.05:')
+    doors = tab.eval_on_selector('.doors', 'e => e.getBoundingClientRect().top')
     tab.check('.fedlit-moving input[type=checkbox]')
     settled('alpha = 0.05, with FedDecorr:')
     assert height(curve()) < height(uneven) and 'directions' in said()
+    assert tab.eval_on_selector('.doors', 'e => e.getBoundingClientRect().top') == doors # nothing jumps
+    colour = lambda kind: tab.eval_on_selector(f'.fedlit-moving input[type={kind}]',
+                                               'e => getComputedStyle(e).accentColor')
+    assert colour('checkbox') == 'rgb(194, 65, 12)' != colour('range') # orange is FedDecorr
     assert tab.eval_on_selector_all('.doors a', 'es => es.length') == 3
     low = lambda s: tab.eval_on_selector(s, 'e => e.getBoundingClientRect().bottom + window.scrollY')
     tab.set_viewport_size(dict(width=1280, height=800))
