@@ -168,9 +168,12 @@ class Converter:
         return re.sub('<style>.*?</style>', '', guard_names(svg)) if '<title>' in svg else m[0]
 
     def cite(self, m):
-        parts = [k.strip().lstrip('@').partition(',') for k in m[1].split(';')] # key, and where in it
-        return '(' + '; '.join(f"[{self.cites[k]}]({self.to('citations', '.md')}#{k}){comma}{place}"
-                               for k, comma, place in parts) + ')'
+        "Authors whose names stand before it are not named again."
+        def said(who, _, year): return year if m.string[:m.start()].endswith(f'{who} ') else f'{who}, {year}'
+        def link(key, comma, place): # its key, and where in it
+            words = said(*self.cites[key].rpartition(', '))
+            return f"[{words}]({self.to('citations', '.md')}#{key}){comma}{place}"
+        return '(' + '; '.join(link(*k.strip().lstrip('@').partition(',')) for k in m[1].split(';')) + ')'
 
     def cite_in_formula(self, m): return rf"\text{{({self.cites[m[1]]}{m[2] or ''})}}"
 

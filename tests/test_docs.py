@@ -47,6 +47,7 @@ def test_anchors_are_those_of_pandoc(heading, anchor): assert slug(heading) == a
      'as in ([Li et al., 2021](../citations.md#li2021); [Shi et al., 2023](../citations.md#shi2023)).'),
     ('[@li2021, section 3; @shi2023]',
      '([Li et al., 2021](../citations.md#li2021), section 3; [Shi et al., 2023](../citations.md#shi2023))'),
+    ('Li et al. [@li2021, section 3]', 'Li et al. ([2021](../citations.md#li2021), section 3)'),
     (r'$$ x \qquad\text{[@li2021, eq. 2]} $$', r'$$ x \qquad\text{(Li et al., 2021, eq. 2)} $$'),
     ('[how](../05_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
     ('[here](#why)', '[here](#why)'),
@@ -494,6 +495,12 @@ def test_tables_are_set(site):
                     or re.fullmatch(r'[-+]?\d+\.\d{7,}', c)], n
         assert 'border="1"' not in t and '<style' not in t, n
 
+def test_the_round_of_the_course_is_a_lesson_alone():
+    "Its code for the package stands in the reference."
+    course = [p for captions, p in pages.sidebar() if captions == ('Start here',)]
+    assert 'guides/round.ipynb' in course and '09_cohort.ipynb' not in course
+    assert not pages.module_of(pages.read('guides/round.ipynb'))
+
 @built
 def test_the_sidebar_is_in_the_order_of_reading(site):
     order = [page_of(p) + '.html' for _, p in pages.sidebar() if p != 'index.ipynb']
@@ -747,9 +754,14 @@ def test_the_first_screen_moves(tab):
     assert height(even) < height(uneven)
     tab.keyboard.press('End')
     settled('alpha = 0.05:')
+    doors = tab.eval_on_selector('.doors', 'e => e.getBoundingClientRect().top')
     tab.check('.fedlit-moving input[type=checkbox]')
     settled('alpha = 0.05, with FedDecorr:')
     assert height(curve()) < height(uneven) and 'directions' in said()
+    assert tab.eval_on_selector('.doors', 'e => e.getBoundingClientRect().top') == doors # nothing jumps
+    colour = lambda kind: tab.eval_on_selector(f'.fedlit-moving input[type={kind}]',
+                                               'e => getComputedStyle(e).accentColor')
+    assert colour('checkbox') == 'rgb(194, 65, 12)' != colour('range') # orange is FedDecorr
     assert tab.eval_on_selector_all('.doors a', 'es => es.length') == 3
     low = lambda s: tab.eval_on_selector(s, 'e => e.getBoundingClientRect().bottom + window.scrollY')
     tab.set_viewport_size(dict(width=1280, height=800))

@@ -85,7 +85,8 @@ STYLE = '''
 .fedlit-moving .controls { display: flex; flex-wrap: wrap; gap: .4em 1.6em; align-items: center }
 .fedlit-moving .controls label { display: flex; gap: .6em; align-items: center }
 .fedlit-moving .said { margin: .3em 0 0 }
-.fedlit-moving input[type=range] { width: 11em } .fedlit-moving input { accent-color: #c2410c }
+.fedlit-moving input[type=range] { width: 11em; accent-color: #7a7a7a }
+.fedlit-moving input[type=checkbox] { accent-color: #c2410c }
 .fedlit-moving:not(.cured) .key :is(.before, .gone) { display: none }
 .fedlit-moving:not(.on) .controls { display: none }
 '''
@@ -110,7 +111,7 @@ for (const root of document.querySelectorAll('.fedlit-moving:not(.on)')) {
     const near = stops[Math.round(place)], run = near.runs[Math.round(cure)];
     said.textContent = `${near.name}${cure > .5 ? ', with FedDecorr' : ''}: a client's model uses ` +
       `${Math.round(run.used[0])} of ${run.client.length} directions, the average ${Math.round(run.used[1])} ` +
-      `(effective rank, mean of ${run.seeds} ${run.seeds > 1 ? 'seeds' : 'seed'})`;
+      '(mean effective rank)';
     slider.setAttribute('aria-valuetext', near.name);
   }
   let place = last, cure = 0, clock = 0;
