@@ -30,7 +30,7 @@ from .engine.inputs import named_in
 from .local import Local
 from .cohort import Broadcast
 from .round import fed_round, local_phase
-from .run import shield
+from .scores import shield
 from .server import aggregate, deploy_network, holders
 from .state import TREES, pure, start
 from .ground.table import Table

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'MOST_THREADS', 'VALUES', 'KINDS', 'HEAVY', 'SHORT', 'federate', 'Federation',
            'client_numbers', 'keeps_core_busy', 'choose_executor', 'normalise_once', 'to_device', 'Simulation',
-           'versions', 'part_columns', 'protections', 'no_one', 'name_clients', 'SingleProcess', 'shield',
-           'interrupt_with', 'federating', 'centralised']
+           'versions', 'part_columns', 'protections', 'no_one', 'name_clients', 'SingleProcess', 'federating',
+           'centralised']
 
 # %% ../nbs/19_run.ipynb #52729faf
-import copy, inspect, math, platform, sys, threading, time
+import copy, inspect, math, platform, sys, time
 import numpy as np, torch
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields, make_dataclass, replace
 from fastcore.basics import patch
 from functools import partial
@@ -39,11 +39,12 @@ from .engine.guard import (THEN, UNIT, Guard, check_clients, check_server, clien
 from .measure import SCORED, feature_layer
 from .method import FedAvg, Method, ask, asks_for, overrides, part_view, part_names, varies_with
 from .engine.extract import try_cut
+from .networks import over_networks
 from .parse import method as parse
 from .ground.fingerprint import code_of, fingerprint
-from .result import Run, data_spec, resume
+from .result import Run, data_spec, interrupt_with, resume
 from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, queue_scores, read_scores,
-                           read_watch, scores_of, tests_of, with_spread)
+                           read_watch, scores_of, shield, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, ended_in, network_for, recompute
 from .setting import Setting, parts_of, plain as in_words
@@ -451,6 +452,7 @@ def broadcast(self:Simulation, state):
 @patch
 def train(self:Simulation, who, state):
     "Train the clients `who`; returns the results of those that can be averaged."
+    if not who: return no_one(state)
     return self.judge(who, state, local_phase(self.broadcast(state), who, self.batches(who, state.round),
                                               self.executor, self.tapes, self.federation.chunk))
 
@@ -864,53 +866,12 @@ def give_network(self:Federation,
     net = copy.deepcopy(self.model).to((run.origin or self).device) # `origin` knows the device that was chosen
     return run.put_into(net, checked=False)
 
-# %% ../nbs/19_run.ipynb #shld0002
-_at_work, _theirs, _lock = 0, None, threading.Lock() # how many need the default type float32; the caller's type
-
-@contextmanager
-def _floats():
-    "A context in which new tensors are float32; threads share the default type, so the last to leave restores it."
-    global _at_work, _theirs
-    with _lock:
-        if not _at_work: _theirs = torch.get_default_dtype()
-        _at_work += 1
-        torch.set_default_dtype(torch.float32)
-    try: yield
-    finally:
-        with _lock:
-            _at_work -= 1
-            if not _at_work: torch.set_default_dtype(_theirs)
-
-@contextmanager
-def shield():
-    "A context with PyTorch's default gradients, autocast, type and device; restores the number of threads afterwards."
-    there = torch.accelerator.is_available() # torch 2.6 raises if one asks for an accelerator where there is none
-    kinds = {'cpu', torch.accelerator.current_accelerator().type if there else 'cpu'}
-    with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad(), _floats():
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        for kind in filter(torch.is_autocast_enabled, kinds): stack.enter_context(torch.autocast(kind, enabled=False))
-        if torch.empty(0).device.type != 'cpu': stack.enter_context(torch.device('cpu'))
-        yield
-
-# %% ../nbs/19_run.ipynb #endscel1
-def interrupt_with(
-    e,      # KeyboardInterrupt
-    run,    # Run or MixedRun so far, or None
-    rounds, # how many were asked for
-):
-    "The interrupt, with the run so far."
-    if run is None: return KeyboardInterrupt('interrupted in the first round; nothing is finished')
-    e.run = run
-    e.args = (f"interrupted after round {run.last['round']:.0f} of {rounds}; "
-              'this exception has the run so far, as sys.last_value.run or e.run',)
-    return e
-
 # %% ../nbs/19_run.ipynb #b89be045
 @patch
 def run(self:Federation, team=None):
     "Run to the last round, and return the run; if Ctrl-C interrupts it, the exception has the run so far."
     with shield():
-        if isinstance(self.model, (list, tuple)): return import_module('fedlit.networks').over_networks(self)
+        if isinstance(self.model, (list, tuple)): return over_networks(self, team or SingleProcess())
         last = None
         try:
             for run in self.run_rounds(team, shared=False): last = copy.copy(run) # as it is after this round

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['MANY', 'STAGES', 'SEEN', 'tests_of', 'Tester', 'queue_scores', 'read_scores', 'scores_of', 'needs_samples',
            'own_samples', 'by_name', 'with_spread', 'worst', 'columns_of', 'less_is_better', 'keep_tested',
-           'check_name', 'check_metrics', 'read_watch']
+           'check_name', 'check_metrics', 'read_watch', 'shield']
 
 # %% ../nbs/17_scores.ipynb #scoresim
-import json, re, torch
-from contextlib import nullcontext
+import json, re, threading, torch
+from contextlib import ExitStack, contextmanager, nullcontext
 from fastcore.basics import patch
 from itertools import chain
 from math import nan
@@ -272,3 +272,31 @@ def read_watch(
             raise TypeError(f"watch: {name!r} is a {type(answer[name]).__name__}, "
                             "but it must be a number, a text, or a list or an array of numbers")
     return json.loads(json.dumps(new)) # tuples as lists
+
+# %% ../nbs/17_scores.ipynb #shld0002
+_at_work, _theirs, _lock = 0, None, threading.Lock() # how many need the default type float32; the caller's type
+
+@contextmanager
+def _floats():
+    "A context in which new tensors are float32; threads share the default type, so the last to leave restores it."
+    global _at_work, _theirs
+    with _lock:
+        if not _at_work: _theirs = torch.get_default_dtype()
+        _at_work += 1
+        torch.set_default_dtype(torch.float32)
+    try: yield
+    finally:
+        with _lock:
+            _at_work -= 1
+            if not _at_work: torch.set_default_dtype(_theirs)
+
+@contextmanager
+def shield():
+    "A context with PyTorch's default gradients, autocast, type and device; restores the number of threads afterwards."
+    there = torch.accelerator.is_available() # torch 2.6 raises if one asks for an accelerator where there is none
+    kinds = {'cpu', torch.accelerator.current_accelerator().type if there else 'cpu'}
+    with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad(), _floats():
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        for kind in filter(torch.is_autocast_enabled, kinds): stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.empty(0).device.type != 'cpu': stack.enter_context(torch.device('cpu'))
+        yield

@@ -25,9 +25,9 @@ from ..method import asks_for, overrides
 from ..parse import ParseError, local, value
 from ..participation import Clock, draw_clients, needs
 from ..result import records
-from ..scores import keep_tested, own_samples, scores_of, tests_of
+from ..scores import keep_tested, own_samples, scores_of, shield, tests_of
 from ..round import EXECUTORS
-from ..run import Simulation, shield
+from ..run import Simulation
 from ..scale.capacity import traffic
 from ..server import deploy_network, ended_in, network_for
 from ..ground.tree import rows as at_row

@@ -21,8 +21,8 @@ from ..local import Local
 from ..methods.solo import SOLO
 from ..result import Run, freeze_as
 from ..state import fixed_names
-from ..scores import keep_tested, tests_of
-from ..run import Federation, client_numbers, name_clients, shield, versions
+from ..scores import keep_tested, shield, tests_of
+from ..run import Federation, client_numbers, name_clients, versions
 from ..setting import call, read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c

@@ -21,8 +21,8 @@ from ..ground.messages import hide_lines_of_warnings, warn
 from .measures import MEASURES, watch_spectra
 from ..parse import method as parse
 from ..compare import run_together
-from ..run import Federation, shield
-from ..scores import tests_of
+from ..run import Federation
+from ..scores import shield, tests_of
 from ..setting import canonical, parts_of, plain
 
 # %% ../../nbs/papers/settings.ipynb #1ba82ea6
