@@ -119,7 +119,7 @@ def _begin(parts, checkpoint, team):
     files = _files(checkpoint, there[-1], len(parts)) if there else [None]*len(parts)
     for (f, who), file in zip(parts, files):
         sim, run = replace(f, checkpoint=file).begin(team, shared=False)
-        sim.has_peers, run.origin = replace(sim.federation, checkpoint=None), True, None
+        sim.federation, sim.has_peers, run.origin = replace(sim.federation, checkpoint=None), True, None
         if len(parts) > 1: check_method(f.method, run.state.personal, run.state.params)
         if sim.tests: sim.tests = [t if k in who else t[:0] for k, t in enumerate(sim.tests)]
         run.settings['tested'] = sum(len(t) > 0 for t in sim.tests or [])
