@@ -553,12 +553,12 @@ def report(a):
     "Figures, tables and verdicts from the results of `fedlit reproduce`, and what is missing"
     for option, path in (('--out', a.out), ('--to', a.to)): _folder(option, path)
     from fedlit.papers import catalogue
-    from fedlit.papers.collapse import collapse_runs, left_out, main_job, runs_in
+    from fedlit.papers.collapse import collapse_runs, describe_unused, main_job, runs_in
     ours, out = not a.entry or 'collapse' in a.entry, a.out or catalogue.CATALOGUE['collapse'].folder
     if ours: main_job(*(seeds_rounds := runs_in(out)))
     catalogue.report(a.entry, a.scale or 'embedded', a.only, a.out, a.to)
     if ours and (a.scale or 'embedded') == 'embedded' and a.entry in ([], ['collapse']):
-        for line in left_out(out, seeds_rounds[1] or collapse_runs('embedded')[0][1].rounds): print(f'  {line}')
+        for line in describe_unused(out, seeds_rounds[1] or collapse_runs('embedded')[0][1].rounds): print(f'  {line}')
 
 # %% ../nbs/cli.ipynb #67419b32
 def report_run(a):

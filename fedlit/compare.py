@@ -19,8 +19,8 @@ from .engine.runs import form_of_server, train_runs
 from .measure import SCORED, UNITS, first_of, spread
 from .parse import list_seeds
 from .round import local_phase
-from .run import Federation, SingleProcess, shield
-from .scores import STAGES, less_is_better, tests_of
+from .run import Federation, SingleProcess
+from .scores import STAGES, less_is_better, shield, tests_of
 from .setting import PARTITIONS, Setting, call, task_of, write_call
 
 # %% ../nbs/20_compare.ipynb #01fdf250

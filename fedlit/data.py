@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from weakref import ref
 from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
                                   check_frame_digits, check_scale, check_tensor_digits, count_missing, frame_columns,
-                                  in_numbers, in_order, made_of, overlap, to_tensor, top_level)
+                                  in_numbers, in_order, dummy_columns, overlap, to_tensor, top_level)
 from .ground.columns import (check_columns, encode, hub_columns, hub_groups, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
 from .ground.draws import generator_of, hold_draws, keep_generators
@@ -657,7 +657,7 @@ def from_table(cls: Task,
     name, (mine, theirs) = Path(data).stem if isinstance(data, (str, Path)) else "table", part(whose)
     return cls(name, train, part(values)[0], inputs[mask.numpy()], part(values)[1], classes=len(names), labels=names,
                target=target, mean=tuple(train.mean()), std=tuple(spread.where(spread > 0, 1.)),
-               domain_train=mine, domain_test=theirs, domains=people, texts=made_of(frame[columns]))
+               domain_train=mine, domain_test=theirs, domains=people, texts=dummy_columns(frame[columns]))
 
 # %% ../nbs/01_data.ipynb #88eac639
 _HALVES = dict(train=False, training=False, test=True, testing=True) # folder -> does it hold test pictures?

@@ -20,7 +20,7 @@ from .models import Net
 from .local import Local
 from .cohort import Broadcast
 from .round import local_phase
-from .run import shield
+from .scores import shield
 from .server import aggregate
 from .state import start
 from .scale.capacity import Wire

@@ -21,7 +21,7 @@ from fedlit.papers.evidence import LEVEL, paired_test, sequential_test
 from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
 from fedlit.papers.feddse import THESIS
 from fedlit.papers.measures import MEASURES
-from fedlit.papers.settings import Setting, address, federation_of, found, run_setting, run_settings
+from fedlit.papers.settings import Setting, address, federation_of, result_of, run_setting, run_settings
 from fedlit.parse import method as parse
 from fedlit.partition import classes_per_client
 from fedlit.local import Local
@@ -147,16 +147,16 @@ def test_damaged_files_count_as_missing(tmp_path):
     for bad in ('', whole[:len(whole)//2], '[]', 'null', json.dumps(dict(r, setting=dict(r['setting'], seed=1))),
                 json.dumps(dict(r, measured={})), json.dumps(dict(r, history=None))):
         file.write_text(bad)
-        assert found(tmp_path, s) is None
+        assert result_of(tmp_path, s) is None
     assert run_settings([s], tmp_path, processes=1, progress=False) == 0
-    again = found(tmp_path, s)
+    again = result_of(tmp_path, s)
     assert (again['history']['accuracy'] == r['history']['accuracy']
             and again['history']['train_loss'] == r['history']['train_loss'])
 
 def test_a_run_that_diverges_is_a_result(tmp_path):
     s = Setting(rounds=1, local=Local(epochs=1, lr=1e20), measure=('curve', 'spectra'))
     assert (run_settings([s], tmp_path, processes=1, progress=False) == 0
-            and 'produced NaN or infinity' in found(tmp_path, s)['failed'])
+            and 'produced NaN or infinity' in result_of(tmp_path, s)['failed'])
     e = Entry('x/y', '', '', lambda scale: [(dict(data='digits', method='FedAvg', seed=0), s)], table('method', 'data'),
               {'is good': ahead(dict(method='FedAvg'), dict(method='FedAvg'))})
     said = report_entry(e, 'embedded', out=tmp_path)
@@ -199,7 +199,7 @@ def test_killed_at_any_moment_it_ends_as_if_never_stopped(tmp_path):
     os.waitpid(alone(lambda: finish(wild)), 0)
     a, b = (Run.load(d/'final.safetensors') for d in (calm, wild))
     assert same(a, b) and len(a.history) == 12
-    one, two = (found(d, ROBUST) for d in (calm, wild))
+    one, two = (result_of(d, ROBUST) for d in (calm, wild))
     assert one['measured'] == two['measured']
     assert all(v == two['history'][k] for k, v in one['history'].items() if k not in CLOCK)
     assert not list((wild/'checkpoints').glob('*.safetensors'))
@@ -212,7 +212,7 @@ def test_two_processes_share_a_folder(tmp_path):
         for f in tmp_path.rglob('*.json'): json.loads(f.read_text())    # whole whenever it is looked at
         time.sleep(.005)
     os.waitpid(pids[0], 0)
-    assert all(found(tmp_path, s) for s in settings) and not list(tmp_path.rglob('.*'))
+    assert all(result_of(tmp_path, s) for s in settings) and not list(tmp_path.rglob('.*'))
 
 def test_minutes_stop_at_a_round(tmp_path):
     assert run_settings([ROBUST], tmp_path, processes=1, minutes=1e-9, progress=False) == 1       # not begun: no time
@@ -233,7 +233,7 @@ def test_committed_results_have_their_addresses():
                  for a in (address(t) for _, t in with_seeds(e.grid(s), n))}
         assert there <= known, sorted(there - known)[:3]
         whole = [s for s in plan('embedded', own).values() if address(s) in there]
-        for s in whole: assert found(folder, s), address(s)
+        for s in whole: assert result_of(folder, s), address(s)
     assert len(whole) == 14*len(collapse.SEEDS) # of the main job, all
 
 def test_addresses_stay():
@@ -1019,14 +1019,14 @@ def test_the_main_job_keeps_what_is_remembered_of_it(tmp_path):
 def test_what_is_shown_before_it_is_complete_is_noted():
     "Otherwise the last runs to come would turn a claim that was looked at into one that was not."
     for e in CATALOGUE.values():
-        rows, missing = collapse.committed('short') if e.id == 'collapse' else found_rows(e, 'short')
+        rows, missing = collapse.committed_results('short') if e.id == 'collapse' else found_rows(e, 'short')
         early = [w.claim for w in evaluate(e.claims, rows, missing, e.derive)
                  if w.evidence and w.evidence.test == 'sequential' and len(w.differences) > 1]
         assert not early or looks(e, 'short', result_path('catalogue'))[1], f'note_seen: {e.id}, {early}'
 
 @pytest.mark.parametrize('name', ['claims', 'accuracy', 'beside'])
 def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, tmp_path):
-    e, rows, verdicts = CATALOGUE['collapse'], collapse.committed()[0], collapse.committed_verdicts()
+    e, rows, verdicts = CATALOGUE['collapse'], collapse.committed_results()[0], collapse.committed_verdicts()
     write = dict(claims=lambda: write_table(verdict_view(verdicts.assign(entry=e.id)), tmp_path/'now.csv'),
                  accuracy=lambda: write_table(e.draws[0][1](rows), tmp_path/'now.csv', index=True),
                  beside=lambda: write_table(compare_published(e, rows), tmp_path/'now.csv'))

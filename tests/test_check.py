@@ -48,7 +48,7 @@ def test_what_is_wrong_is_named(m):
     if type(m) in ALONE: assert report.broken == [mine_wrong.CAUGHT[type(m)]] and not report.doubts, report
 
 def test_of_running_statistics_it_is_said_where_they_are():
-    said = laws.check(mine_wrong.Slow()).rows['statistics'].said
+    said = laws.check(mine_wrong.Slow()).rows['statistics'].reason
     assert '`delta` holds them too, and `merge` may pass on what is not in `params`' in said
 
 def test_every_newer_law_has_a_method_of_its_own(): assert {mine_wrong.CAUGHT[c] for c in ALONE} == set(OWN)
@@ -65,12 +65,13 @@ def test_what_only_vmap_refuses_is_recorded_all_the_same():
     assert report.broken == ['executors'] and report.rows['recorded'].holds, report
 
 def test_a_network_that_was_received_is_asked_without_training():
-    seen = laws.executors(mine_wrong.Distil(), laws.small())
-    assert 'vmap fails where the loop does not' in seen.said and '`forward(received, {}, x, train=False)`' in seen.said
+    seen = laws.check_executors(mine_wrong.Distil(), laws.small())
+    assert 'vmap fails where the loop does not' in seen.reason
+    assert '`forward(received, {}, x, train=False)`' in seen.reason
     class Right(Method):
         def loss(self, features, received, x, forward):
             return .1*(features - forward(received, {}, x, train=False)[0]).square().mean()
-    assert laws.executors(Right(), laws.small()).holds
+    assert laws.check_executors(Right(), laws.small()).holds
 
 def test_a_loss_that_draws_has_a_slope():
     "The same draws at either side of a difference; what is cut by float() is caught all the same."
@@ -81,17 +82,18 @@ def test_a_loss_that_draws_has_a_slope():
             noisy = torch.dropout(features, .5, True) + noise*torch.rand_like(features) + random.random()
             value = .1*noisy.square().mean()
             return float(value) if self.cut else value
-    assert laws.slope(Noisy(), laws.small()).holds and laws.slope(Noisy(cut=True), laws.small()).holds is False
+    assert laws.check_slope(Noisy(), laws.small()).holds
+    assert laws.check_slope(Noisy(cut=True), laws.small()).holds is False
 
 @pytest.mark.parametrize('stop', [lambda v: v.data, torch.Tensor.detach, torch.detach])
 def test_a_gradient_may_be_stopped_on_purpose(stop):
     class Stops(Method):
         def loss(self, features): return (features*stop(features)).mean()
-    assert 'on purpose' in laws.slope(Stops(), laws.small()).said
+    assert 'on purpose' in laws.check_slope(Stops(), laws.small()).reason
 
 def test_a_tie_is_no_order():
     report = laws.check(Krum()) # of four clients, two are nearest to each other
-    assert report.ok and 'a tie' in report.rows['order'].said, report
+    assert report.ok and 'a tie' in report.rows['order'].reason, report
 
 def test_after_the_check_the_module_is_as_before():
     assert not mine_wrong.ANCHOR and laws.check(mine_wrong.Anchored()).broken == ['repeats'] and not mine_wrong.ANCHOR
@@ -107,7 +109,7 @@ def test_a_method_that_cannot_begin_is_reported(begin, said):
     class Lost(Method):
         def init(self, params): return params, {}, dict(first=begin(params))
     report = laws.check(Lost())
-    assert report.broken == ['runs'] and said in report.rows['runs'].said, report
+    assert report.broken == ['runs'] and said in report.rows['runs'].reason, report
 
 def test_a_class_is_tried_with_its_defaults():
     assert laws.check(FedProx).method == FedProx()
@@ -151,7 +153,7 @@ class Draws(nn.Module):
 def test_what_the_network_breaks_is_not_held_against_the_method():
     data = dict(x=torch.randn(3, 2, 5, 4), y=torch.zeros(3, 2, 5, dtype=torch.long))
     report = laws.check(FedProx(), Draws(), data)
-    assert report.ok and 'FedAvg breaks it on this network too' in report.rows['sealed'].said, report
+    assert report.ok and 'FedAvg breaks it on this network too' in report.rows['sealed'].reason, report
 
 @pytest.mark.parametrize('model, data, said', [
     (nn.Linear(2, 2), None, 'needs data'),

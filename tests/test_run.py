@@ -16,7 +16,7 @@ from fedlit.compare import choose, compare, plot, table
 from fedlit.figure import against_rounds
 from fedlit.measure import UNITS
 from fedlit.result import Run
-from fedlit.run import (SingleProcess, Federation, Simulation, centralised, choose_executor, federate,
+from fedlit.run import (SingleProcess, Federation, Simulation, train_centrally, choose_executor, federate,
                         federating)
 from fedlit.state import start
 from federation import same
@@ -361,7 +361,7 @@ def test_a_choice_is_made_over_the_seeds_that_all_have():
 @pytest.mark.parametrize('given', [dict(rounds=0), dict(rounds=1.), dict(epochs='3'), dict(epochs=3, rounds=2)])
 def test_epochs_in_one_place_are_cut_into_whole_rounds(given):
     with pytest.raises(ValueError, match='must divide the .* epochs'):
-        centralised(net(), TASK, **given)
+        train_centrally(net(), TASK, **given)
 
 def test_a_run_from_a_file_says_what_it_lacks(tmp_path):
     run = federate(net(), TASK, CLIENTS, FedAvg(), rounds=1, **FAST)

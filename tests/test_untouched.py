@@ -312,7 +312,7 @@ def on_their_own(net):
     few = dict(rounds=1, clients=3, local=LOCAL, model='mlp', options=(('hidden', (8,)), ('features', 8)))
     return dict(portrait=portrait(MOON()).svg(), traffic=traffic(MOON(), net, (64,), 10, 2),
                 together=run_together([one])[0].last['loss'],
-                centralised=runs.centralised(net, ROWS, 1, LOCAL, progress=False).last['loss'],
+                centralised=runs.train_centrally(net, ROWS, 1, LOCAL, progress=False).last['loss'],
                 compare=compare([FedPer()], DIGITS, seeds=1, **few),
                 interactions=interactions([FedPer(), MOON()], 1, task=DIGITS, progress=False, **few).runs)
 

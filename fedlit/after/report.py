@@ -25,11 +25,11 @@ from ..method import asks_for, overrides
 from ..parse import ParseError, local, value
 from ..participation import Clock, draw_clients, needs
 from ..result import records
-from ..scores import keep_tested, own_samples, scores_of, tests_of
+from ..scores import keep_tested, own_samples, scores_of, shield, tests_of
 from ..round import EXECUTORS
-from ..run import Simulation, shield
+from ..run import Simulation
 from ..scale.capacity import traffic
-from ..server import deploy_network, ended_in, network_for
+from ..server import deploy_network, end_state, network_for
 from ..ground.tree import rows as at_row
 from ..vocabulary import HOOKS
 
@@ -85,9 +85,9 @@ def _once_more(sim, run, who, tests):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             out = sim.train(who[i:i+10], run.state)
-        if not len(out['who']): continue
-        state, of = ended_in(run.state, out), own_samples(method, sim.task, sim.federation.clients, out['who'].tolist())
-        for j, k in enumerate(out['who'].tolist()):
+        if not (ks := out['who'].tolist()): continue
+        state, of = end_state(run.state, out), own_samples(method, sim.task, sim.federation.clients, ks)
+        for j, k in enumerate(ks):
             net, answer = deploy_network(method, state, j, model=sim.model, criterion=sim.federation.criterion,
                                          number=k, **at_row(of, j))
             yield k, net, dict({n: out[n][j].item() for n in ('drift', 'loss')},

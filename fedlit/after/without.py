@@ -15,14 +15,14 @@ from tqdm import tqdm
 from ..engine.guard import Guard
 from ..batches import CRITERIA
 from ..measure import UNITS, distance, first_of
-from ..ground.fingerprint import GIVEN, fingerprint, differences
+from ..ground.fingerprint import WORDS, fingerprint, differences
 from ..ground.messages import warn
 from ..local import Local
 from ..methods.solo import SOLO
-from ..result import Run, freeze_as
+from ..result import Run, freeze_tensors
 from ..state import fixed_names
-from ..scores import keep_tested, tests_of
-from ..run import Federation, client_numbers, name_clients, shield, versions
+from ..scores import keep_tested, shield, tests_of
+from ..run import Federation, client_numbers, name_clients, versions
 from ..setting import call, read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c
@@ -53,7 +53,7 @@ def fingerprint_of(request): # Federation
 def describe_difference(run, request, *but): # request: Federation
     "How a request differs from that of a run, in words, and what would help; '' if only in `but`."
     differ = differences(run.settings.get('fingerprint', {}), fingerprint_of(request), *but)
-    return '; '.join([', '.join(differ), *(v for k, v in _REMEDIES.items() if GIVEN[k] in differ)])
+    return '; '.join([', '.join(differ), *(v for k, v in _REMEDIES.items() if WORDS[k] in differ)])
 
 # %% ../../nbs/after/without.ipynb #wofeder1
 def rebuild_request(
@@ -70,7 +70,7 @@ def rebuild_request(
                record=s.get('record', True), bad_clients=Guard(**call(s['bad_clients'])[1]),
                evaluate_every=int(next(iter(tests['round']), 1)))
     request = Federation.of(words, root, **{**how, **fields})
-    if 'model' not in fields: freeze_as(request.model, fixed_names(run.model))
+    if 'model' not in fields: freeze_tensors(request.model, fixed_names(run.model))
     return request
 
 # %% ../../nbs/after/without.ipynb #658f8c2c

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['indices', 'parts', 'check_step', 'check_hooks', 'probe_forward', 'check_network', 'check_proxy', 'attempt',
-           'check_extremes', 'named_in', 'python_state', 'has_own_code', 'held_besides', 'find_side_effects',
+           'check_extremes', 'named_in', 'python_state', 'has_own_code', 'checksum_besides', 'find_side_effects',
            'least_batch', 'convolves', 'prefers_channels_last', 'writable', 'best_device', 'check_device',
            'first_nonfinite']
 
@@ -302,7 +302,7 @@ def has_own_code(
     return writer.foreign or writer.failure
 
 # %% ../../nbs/engine/inputs.ipynb #33decdab
-def held_besides(
+def checksum_besides(
     model, # network
 ):         # checksum; None if it cannot be computed
     "A checksum of all that a network holds besides its parameters and buffers, including tensors and numbers."

@@ -11,7 +11,7 @@ from itertools import accumulate
 from ..batches import TaskBatches
 from ..cohort import OWN
 from ..ground.fingerprint import checksum, form_of
-from .inputs import held_besides
+from .inputs import checksum_besides
 from .ragged import can_pad
 from ..ground.stacks import stacked
 from ..method import asks_for, wants
@@ -74,7 +74,7 @@ def kind_of(
     broadcast, # Broadcast of a run
 ):        # hashable; None if the run has to train alone
     "What two runs must have in common to train in one stack."
-    rest, state = held_besides(broadcast.model), broadcast.state
+    rest, state = checksum_besides(broadcast.model), broadcast.state
     if wants(broadcast.method, 'seed') or rest is None: return None
     sends_model = asks_for(broadcast.method, 'send', 'model') # one network for the whole stack
     tensors = *((k, v.shape, v.dtype) for tree in (state.params, state.buffers, state.fixed) for k, v in tree.items()),

@@ -72,7 +72,7 @@ def trial_step(broadcast, x, y, lengths, cohort):
     return step
 
 # %% ../../nbs/engine/trial.ipynb #eadf7fe8
-def _key_of(broadcast, x, y, cohort, fill):
+def _trial_key(broadcast, x, y, cohort, fill):
     "What decides whether a step agrees, if it runs no code of one's own."
     state = broadcast.state
     tensors = {**state.params, **state.buffers, **state.fixed, '.x': x, '.y': y}
@@ -81,12 +81,12 @@ def _key_of(broadcast, x, y, cohort, fill):
                  state.statistics, state.round == 0, broadcast.proxy is None, cohort, fill))
 
 # %% ../../nbs/engine/trial.ipynb #2890be4b
-_agreements = set() # of keys from `_key_of`
+_agreements = set() # of keys from `_trial_key`
 
 def try_stack(broadcast, x, y, cohort, fill=False):
     "Try a step of two clients: '' if a stack does what they do one by one, else what differs or PyTorch's error."
     plain = broadcast.criterion is cross_entropy and not has_own_code(broadcast.model, broadcast.method)
-    if (key := _key_of(broadcast, x, y, cohort, fill) if plain else None) in _agreements: return ''
+    if (key := _trial_key(broadcast, x, y, cohort, fill) if plain else None) in _agreements: return ''
     short = max(2, (len(x) - len(x)//3 - 1) | 1) # odd, since PyTorch makes normal numbers sixteen at a time
     step = trial_step(broadcast, x, y, [len(x), short if fill else len(x)], cohort)
     def one_by_one(cast):

@@ -19,7 +19,7 @@ from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of,
                                    note_look, note_seen, remarks, repeats, report_entry, select, stands_on)
 from ..ground.files import result_path
 from ..engine.inputs import best_device
-from .settings import address, found, run_settings
+from .settings import address, result_of, run_settings
 
 # %% ../../nbs/papers/catalogue.ipynb #70eee6b0
 @functools.lru_cache
@@ -64,7 +64,7 @@ def reproduce(
             requests[folder, address(s)] = replace(s, measure=tuple(sorted({*s.measure, *like.measure})))
     for folder in dict.fromkeys(f for f, _ in requests):
         settings = [s for (f, _), s in requests.items() if f == folder]
-        todo = [s for s in settings if not found(folder, s)]
+        todo = [s for s in settings if not result_of(folder, s)]
         print(f'{len(settings)} runs at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
         missing += run_settings(todo, folder, processes, scale != 'embedded', minutes, progress, **kw)
     print(f'{missing} runs are still missing; the same command goes on' if missing else 'all results are there')
@@ -107,7 +107,7 @@ def listing(
         except ValueError:
             if only: return ''
             raise
-        there.update((k, any(found(f, s) for f in folders)) for k, s in runs.items() if k not in there)
+        there.update((k, any(result_of(f, s) for f in folders)) for k, s in runs.items() if k not in there)
         return f'{sum(map(there.get, runs))}/{len(runs)}' if runs else ''
     rows = [dict(entry=e.id, source=e.source, **{s: count(e, s) for s in scales}, caption=e.caption) for e in some]
     rows = [r for r in rows if any(r[s] for s in scales)]

@@ -19,7 +19,7 @@ from ..ground.files import result_path
 from ..measure import spread
 from .evidence import (LEVEL, MOST, Evidence, interval, interval_text, paired_test, seeds_needed,
                                     sequential_interval, sequential_seeds, sequential_test, together)
-from .settings import address, found
+from .settings import address, result_of
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
 def ends(
@@ -50,7 +50,7 @@ LATE, LAST = 'mean over the last third of the rounds', 'the last round, since no
 def results(grid, out=None):
     "Read the available results: a DataFrame with a row for each, and the list of (labels, Setting) of missing ones."
     out = out or result_path('catalogue')
-    have = [(labels, s, found(out, s)) for labels, s in grid]
+    have = [(labels, s, result_of(out, s)) for labels, s in grid]
     rows = pd.DataFrame([{'run': str(address(s)), **_row(labels, r)} for labels, s, r in have if r])
     rows.attrs.update(labels=list(grid[0][0]), judged=dict(accuracy=LATE, personal=LATE))
     for name in ('accuracy', 'personal'):

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STRONG', 'SEEDS', 'accuracy_by_round', 'gap_by_alpha', 'NATURAL', 'COLLAPSE', 'CURE', 'GAINS', 'ANSWERS',
            'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars', 'restrict_to_pair', 'wider', 'at_natural',
-           'rise_claims', 'main_job', 'runs_in', 'note_main_job', 'left_out', 'committed_runs', 'committed', 'here_of',
-           'gains_by_alpha', 'committed_verdicts', 'verdicts_beside', 'findings']
+           'rise_claims', 'main_job', 'runs_in', 'note_main_job', 'describe_unused', 'committed_runs',
+           'committed_results', 'describe_runs', 'gains_by_alpha', 'committed_verdicts', 'verdicts_beside', 'findings']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
 import json, math, numpy as np, pandas as pd
@@ -164,7 +164,7 @@ def note_main_job(out):
     seeds = {labels['seed'] for labels, _ in e.grid('embedded')}
     note_look(e, 'embedded', out, seeds=len(seeds), field='asked') # of a grid that already has them
 
-def left_out(out, rounds):
+def describe_unused(out, rounds):
     "Lines about the files in a folder that a report with this number of rounds does not use."
     texts = {_without_length(plain(s)) for _, s in collapse_runs('embedded')}
     for file in sorted(Path(out).glob('*/*.json')):
@@ -180,12 +180,12 @@ def committed_runs(scale='embedded'): # 'embedded': digits; 'short': real images
     if scale == 'short': return collapse_runs(scale, range(10)), result_path('catalogue')
     return collapse_runs(scale, *runs_in(result_path('digits'))), result_path('digits')
 
-def committed(scale='embedded'): # 'embedded': digits; 'short': real images
+def committed_results(scale='embedded'): # 'embedded': digits; 'short': real images
     "The main job's results that come with fedlit, see `results`."
     return results(*committed_runs(scale))
 
 # %% ../../nbs/papers/collapse.ipynb #c1a5e002
-def here_of(rows, scale='embedded'): # 'embedded' or 'short'
+def describe_runs(rows, scale='embedded'): # 'embedded' or 'short'
     "What committed runs used, in words: data, network, clients, length and seeds."
     return basis_of(rows, committed_runs(scale)[0])
 
@@ -199,7 +199,8 @@ def gains_by_alpha(rows, missing=()):
 def committed_verdicts(scale='embedded'): # 'embedded': digits; 'short': real images
     "The verdicts based on the results that come with fedlit."
     e, out = CATALOGUE['collapse'], result_path('digits' if scale == 'embedded' else 'catalogue')
-    return judge(e.claims, *committed(scale), e.derive, sequential_test if looks(e, scale, out)[1] else paired_test)
+    return judge(e.claims, *committed_results(scale), e.derive,
+                 sequential_test if looks(e, scale, out)[1] else paired_test)
 
 def verdicts_beside(tables): # name -> DataFrame of `decide`, for the main job
     "Verdicts from several sets of runs on the same claims: verdict, effect and seeds in words, one column per set."

@@ -21,7 +21,7 @@ from .claims import ends
 from .evidence import FEW, LEVEL, interval, interval_text, paired_test, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of, give_runs
-from ..run import shield
+from ..scores import shield
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # number of pairs that are judged together

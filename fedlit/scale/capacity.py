@@ -17,7 +17,8 @@ from ..cohort import Broadcast
 from ..round import local_phase
 from ..server import aggregate
 from ..state import start
-from ..run import shield, to_device
+from ..run import to_device
+from ..scores import shield
 from ..ground.tree import tmap
 
 # %% ../../nbs/scale/capacity.ipynb #b610d15f

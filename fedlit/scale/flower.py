@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AGREED', 'log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory',
-           'unsaid', 'fixed_as_text', 'site', 'folder', 'memory_allowed', 'client_app', 'quote', 'blank',
+           'private_values', 'fixed_as_text', 'site', 'folder', 'memory_allowed', 'client_app', 'quote', 'blank',
            'plausible_answers', 'Book', 'serve', 'server_app', 'write_app', 'Rehearsal']
 
 # %% ../../nbs/scale/flower.ipynb #b9c161a0
@@ -36,7 +36,7 @@ from ..batches import CRITERIA, Batches, batches_of, loss_of_guess
 from ..server import aggregate, deploy_network
 from ..round import local_phase
 from ..state import OPTIMIZER, pure, start
-from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
+from ..engine.guard import ODD_RATIO, UNIT_HINT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import first_nonfinite, least_batch, prefers_channels_last
 from ..ground.fingerprint import agree, weight_of
 from ..ground.table import memory_budget
@@ -79,7 +79,7 @@ def _fit_for_sites(plan):
                   steps="says how long clients take, but sites take their own time; timeout= is how long to wait")
     if why := next((why for need, why in limits.items() if needs(plan.participation, need)), ''):
         raise ValueError(f"{plan.participation!r} {why}")
-    if needs(plan.participation, 'sizes') and 'samples' in unsaid(plan.method):
+    if needs(plan.participation, 'sizes') and 'samples' in private_values(plan.method):
         raise ValueError(f"{plan.participation!r} asks how much data a site has, which {plan.method!r} keeps at home")
     plan.local.check(n, plan.rounds, plan.seed)
     if wants(plan.method, 'proxy'):
@@ -207,7 +207,7 @@ def memory(state, k):
     return rows(dict(client=state.client, personal=state.personal), k)
 
 # %% ../../nbs/scale/flower.ipynb #fd62560b
-def unsaid(
+def private_values(
     method, # a Method
 ) -> dict:  # name -> the value that the server uses instead
     "What a site does not say about itself, because a part of the method protects it."
@@ -232,7 +232,7 @@ def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fi
     out = _train_client(plan, task, number, state)
     tensors = {**out['params'], **out['buffers']}
     home = dict(client=rows(out['client'], 0), personal={k: tensors[k][0] for k in state.personal})
-    numbers = {k: out[k].item() for k in ('steps', 'loss') if k not in unsaid(plan.method)}
+    numbers = {k: out[k].item() for k in ('steps', 'loss') if k not in private_values(plan.method)}
     return rows(from_site(state, out), 0), numbers, home
 
 # %% ../../nbs/scale/flower.ipynb #2cfd7bef
@@ -323,7 +323,7 @@ def client_app(
     app, number = ClientApp(), lambda context: int(context.node_config['partition-id'])
     @app.query()
     def introduce(message, context):
-        samples = unsaid(parse(context.run_config['method'])).get('samples') or len(data(context)[1])
+        samples = private_values(parse(context.run_config['method'])).get('samples') or len(data(context)[1])
         site = ConfigRecord(dict(number=number(context), samples=samples))
         return Message(RecordDict({'site': site}), reply_to=message)
     @app.train()
@@ -353,9 +353,9 @@ def blank(plan, state):
     broadcast = Broadcast(plan.method, plan.model, state, plan.local, classes=plan.task.classes)
     return local_phase(broadcast, [0], Batches(x, y), _executor(plan.method))
 
-def _check_answer(content, like, most, unsaid):
+def _check_answer(content, like, most, private):
     "The tree, steps and loss that a site sent; ValueError if they are not as they must be."
-    values = {**unsaid, **content['said']}
+    values = {**private, **content['said']}
     steps, loss = values['steps'], values['loss']
     if not (type(steps) is int and 1 <= steps <= most):
         raise ValueError(f"steps is {steps}, but it must be an integer from 1 to {most}")
@@ -389,10 +389,10 @@ def plausible_answers(plan, state, answers, form):
     share = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
     out, before = dict(out, params=share(out['params']), client={}), replace(state, params=share(state.params))
     if not before.params: return answers, {}
-    guard = Guard(beyond=10*ODD) # the run goes on without an answer, so this may be stricter than a simulation
+    guard = Guard(beyond=10*ODD_RATIO) # the run goes on without an answer, so this may be stricter than a simulation
     bad, _, change = bad_rows(guard, who, out, before, loss_of_guess(CRITERIA[plan.task.target], plan.task.classes))
     at = bad.nonzero()[:, 0].tolist()
-    why = {who[i]: f'{reason}; {UNIT}' for i, reason in zip(at, blame(guard, who, out, before, change, at))}
+    why = {who[i]: f'{reason}; {UNIT_HINT}' for i, reason in zip(at, blame(guard, who, out, before, change, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
 
 def _merge_answers(plan, state, answers, sizes, form): # as for `plausible_answers`; sizes: client number -> samples
@@ -506,11 +506,11 @@ def _answers(grid, plan, state, book, last, form, r):
     nodes, good = {here[k]: k for k in who if k in here}, {}
     refuse = lambda k, why: log.warning('round %s: the answer of client %s (node %s) is refused: %s',
                                         r+1, k, here[k], quote(why))
-    waiting = _ask(grid, plan, state, nodes, last, r)
+    waiting, private = _ask(grid, plan, state, nodes, last, r), private_values(plan.method)
     for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
         k, samples = nodes[node], book.said[node][1]
         try:
-            good[k] = _check_answer(content, like, plan.local.steps_of(samples, k, plan.seed, r), unsaid(plan.method))
+            good[k] = _check_answer(content, like, plan.local.steps_of(samples, k, plan.seed, r), private)
             if content['said'].get('forgot'):
                 log.warning('client %s (node %s) does not remember round %s and began anew', k, node, last.get(k))
         except Exception as e: refuse(k, e)

@@ -155,9 +155,9 @@ def test_rounding_comes_last():
 @pytest.mark.parametrize('cut', [HeteroFL(rates=(1., .5)), FedRolex(rates=(1., .5))], ids=repr)
 def test_what_a_client_does_not_have_stays_in_the_residual(cut):
     m, world = cut + TopK(share=.1), laws.small(bias=True)
-    seen = laws.executors(m, world)
-    assert seen.holds and 'extract' in seen.said, seen
-    assert laws.masked(m, world).holds
+    seen = laws.check_executors(m, world)
+    assert seen.holds and 'extract' in seen.reason, seen
+    assert laws.check_masked(m, world).holds
     left = laws.train(m, world).client['TopK']['residual']
     assert all(v[:].any() for k, v in left.items() if k.endswith('weight'))
 

@@ -17,7 +17,7 @@ from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
-from fedlit.server import deploy_network, ended_in, network_for
+from fedlit.server import deploy_network, end_state, network_for
 from fedlit.state import pure, start
 from fedlit.result import Run
 from fedlit.run import federate
@@ -394,7 +394,7 @@ def test_what_has_just_been_trained_is_used_as_it_is(m):
         if m.name == 'IFCA':
             at = f"cluster{out['client']['IFCA']['cluster'][i]}."
             own |= {n.removeprefix(at): v[i] for n, v in out['params'].items() if n.startswith(at)}
-        params, buffers = deploy_network(m, ended_in(state, out), i, tuple(map(torch.cat, zip(*steps(k)))), net,
+        params, buffers = deploy_network(m, end_state(state, out), i, tuple(map(torch.cat, zip(*steps(k)))), net,
                                          number=k)[0]
         assert gap(own, {n: v for n, v in {**params, **buffers}.items() if n in net.state_dict()}) == 0
 

@@ -8,7 +8,7 @@ from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.local import Local
 from fedlit.batches import batches_of
-from fedlit.run import centralised, federate
+from fedlit.run import train_centrally, federate
 from by_hand import EXECUTORS, SIZES, batches, classifier, classify, descend, gap
 
 # ---- FedAvg ----
@@ -59,7 +59,7 @@ def test_solo_clients_train_alone():
 def test_centralised_in_pieces():
     task = load('digits')
     net = build('mlp', task, seed=0, hidden=(8,), features=8)
-    run = centralised(net, task, epochs=4, rounds=2, local=Local(lr=.05), progress=False)
+    run = train_centrally(net, task, epochs=4, rounds=2, local=Local(lr=.05), progress=False)
     assert len(run.history) == 2 and run.history.accuracy.iloc[-1] > .5 and run.settings['clients'] == 1
     with pytest.raises(ValueError, match='must divide the 4 epochs'):
-        centralised(net, task, epochs=4, rounds=3, progress=False)
+        train_centrally(net, task, epochs=4, rounds=3, progress=False)
