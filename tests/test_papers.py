@@ -16,7 +16,7 @@ from fedlit.papers.claims import evaluate
 from fedlit.papers.entries import SCALES, complete_seeds, entry_runs, found_rows, judge_entries, row_name, select
 from fedlit.papers.evidence import sequential_test
 from fedlit.papers.measures import activations, layer_ranks, own_rank
-from fedlit.papers.settings import address, found
+from fedlit.papers.settings import address, result_of
 from fedlit.parse import method as parse
 from fedlit.partition import dirichlet
 from fedlit.run import federate
@@ -151,7 +151,7 @@ def raw(id):
     "Rows of an entry as committed: labels and the curve of accuracies in percent."
     e, out = CATALOGUE[id], []
     for labels, s in entry_runs(e, 'embedded'):
-        if r := found(result_path('catalogue'), s):
+        if r := result_of(result_path('catalogue'), s):
             curve = 100*np.array(r['history']['accuracy'])
             out.append(dict(labels, curve=curve, late=curve[-math.ceil(len(curve)/3):].mean(), last=curve[-1]))
     return pd.DataFrame(out)
