@@ -161,9 +161,9 @@ def usable_sizes(k, n, local, min_batch):
         raise ValueError(f"batch_size={local.batch_size}, but the network has BatchNorm, which needs {min_batch} "
                          f"samples in a batch; take batch_size={min_batch} or more")
     if n < min_batch:
-        raise ValueError(f"client {k} has {n} samples, and the network has BatchNorm, which needs {min_batch} in a "
-                         "batch; leave the client out, or give it more data")
-    raise ValueError(f"client {k} has {n} samples, and none of its batches is used with {local}; "
+        raise ValueError(f"client {k} has too few samples, {n}, for a network with BatchNorm, which needs {min_batch} "
+                         "in a batch; leave the client out, or give it more data")
+    raise ValueError(f"client {k} has too few samples, {n}, as none of its batches is used with {local}; "
                      "give it more data, a smaller batch_size or drop_last=False")
 
 # %% ../nbs/08_batches.ipynb #e8f411ab

@@ -55,21 +55,21 @@ def check_local(
     local,  # Local
 ):
     "Refuse local training that does not fit what a hook of the method assumes."
-    who = lambda good: ' and '.join(p.name for p in method.parts if good(p))
-    if names := who(lambda p: wants(p, 'momentum', 'weight_decay')):
+    who = lambda good: next((p.name for p in method.parts if good(p)), '')
+    if name := who(lambda p: wants(p, 'momentum', 'weight_decay')):
         if not isinstance(local.optimizer, SGD):
-            raise ValueError(f"{names} reckons with the length of SGD's steps, and a step of {local.optimizer!r} has "
+            raise ValueError(f"{name} reckons with the length of SGD's steps, and a step of {local.optimizer!r} has "
                              "another; take SGD, whose momentum and weight decay it allows for")
         if local.optimizer.kept and local.momentum:
-            raise ValueError(f"{names} reckons with a velocity that is zero when a round begins; "
+            raise ValueError(f"{name} reckons with a velocity that is zero when a round begins; "
                              f"with {local.optimizer!r} it is not: take kept=False or momentum=0.")
     phases = lambda p: asks_for(p, 'mask', 'step')
     counts = lambda p: wants(p, 'momentum') and any(asks_for(p, hook, 'steps') for hook in ('done', 'weigh'))
-    if (some := who(phases)) and (names := who(lambda p: counts(p) and not phases(p))):
-        raise ValueError(f"{names} reckons with all steps of a round, but with {some} a tensor takes only some of them")
-    if 'epochs' not in local.offers() and (names := who(lambda p: wants(p, 'epochs'))):
+    if (some := who(phases)) and (name := who(lambda p: counts(p) and not phases(p))):
+        raise ValueError(f"{name} reckons with all steps of a round, but with {some} a tensor takes only some of them")
+    if 'epochs' not in local.offers() and (name := who(lambda p: wants(p, 'epochs'))):
         how = f'epochs={local.epochs!r}' if local.steps is None else f'steps={local.steps!r}'
-        raise ValueError(f"{names} counts or divides a client's epochs, which needs one number of epochs "
+        raise ValueError(f"{name} counts or divides a client's epochs, which needs one number of epochs "
                          f"for all clients, but {how}")
 
 # %% ../nbs/09_cohort.ipynb #4c378566

@@ -142,6 +142,11 @@ def _so_far(sim, run, over, error):
 
 def _is_over(run): return run is not None and run.state.round >= run.origin.rounds
 
+def _as_asked(run): # a Run, or None
+    "The run with the rows of the rounds that were asked for, of which its file may have more."
+    h = run and run.history
+    return replace(run, history=h[h['round'] <= run.origin.rounds]) if run and len(h) > run.origin.rounds else run
+
 def give_runs(
     e,    # Exception or KeyboardInterrupt
     runs, # what it is given as `e.runs`
@@ -264,14 +269,15 @@ def run_methods(
     for m in methods:
         past, todo = (time.monotonic() - began)/60, [request(m, s) for s in seeds]
         todo = [f if f.minutes is None else replace(f, minutes=max(0., f.minutes - past)) for f in todo]
-        yield m, (runs := run_together(todo, train=not late))
+        runs = run_together(todo, train=not late)
+        yield m, list(map(_as_asked, runs))
         late = late or not all(map(_is_over, runs)) # the others are only read, in case they are finished
 
 # %% ../nbs/20_compare.ipynb #57ae8959
 def _histories_of(methods, seeds, request, tabulate, folder): # as for `run_methods`; tabulate: function of histories
     "Method -> the histories of its runs; an exception has what `tabulate` makes of the finished ones."
     histories, many = {}, len(methods)*len(seeds)
-    gather = lambda runs: [run.history if _is_over(run) else None for run in runs]
+    gather = lambda runs: [_as_asked(run).history if _is_over(run) else None for run in runs]
     over = lambda: sum(h is not None for each in histories.values() for h in each)
     try:
         for m, runs in run_methods(methods, seeds, request): histories[m] = gather(runs)

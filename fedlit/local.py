@@ -241,7 +241,7 @@ def at(self:Local,
     "The same settings, with the learning rate of this round as a number."
     if not isinstance(self.lr, Schedule): return self
     if not _positive(lr := self.lr(round)):
-        raise ValueError(f"{self.lr!r} is {lr!r} after {round} rounds, but a learning rate must be a positive number")
+        raise ValueError(f"{self.lr!r} is {lr!r} in round {round + 1}, but a learning rate must be a positive number")
     return replace(self, lr=float(lr))
 
 # %% ../nbs/06_local.ipynb #locask00
@@ -260,7 +260,7 @@ def work(self:Local,
         n = amount[client]
     if isinstance(amount, Effort): n = amount(client, round, rng('effort', seed, round, client))
     if not (_positive if name == 'epochs' else _counts)(n):
-        raise ValueError(f"{amount!r} gives client {client} {n!r} {name} after {round} rounds")
+        raise ValueError(f"{amount!r} gives client {client} {n!r} {name} in round {round + 1}")
     return (n, None) if name == 'epochs' else (None, n)
 
 # %% ../nbs/06_local.ipynb #locask02

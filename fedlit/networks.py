@@ -8,14 +8,15 @@ __all__ = ['JOINS', 'ROUND_MEANS', 'SEPARATE_COLUMNS', 'by_network', 'check_meth
 
 # %% ../nbs/networks.ipynb #net00004
 import copy, re, time, numpy as np, torch
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from math import inf, nan
 from pathlib import Path
 from tqdm import tqdm
 from .engine.inputs import writable
-from .ground.files import forget
+from .ground.files import forget, hold
+from .ground.messages import counted
 from .ground.tree import leaves, rows, tmap
 from .method import asks_for, overrides, part_names
 from .methods.feddf import ensemble
@@ -33,8 +34,8 @@ def by_network(
 ) -> list:    # list of (network, list of client numbers), in the order in which networks appear
     "Group clients by their networks; the server's own network has no clients."
     if len(networks) not in (clients, clients + 1):
-        raise ValueError(f"model has {len(networks)} networks for {clients} clients; it must have one for each, "
-                         "and perhaps one more, the server's own")
+        raise ValueError(f"model has {counted(len(networks), 'network')} for {clients} clients; it must have one for "
+                         "each, and perhaps one more, the server's own")
     groups = {}
     for k, net in enumerate(networks): groups.setdefault(id(net), (net, []))[1].append(k)
     return [(net, [k for k in who if k < clients]) for net, who in groups.values()]
@@ -89,6 +90,13 @@ def _losses_of(pairs, whos): # pairs: a simulation and a run for each network
     own = {k: both for both, who in zip(pairs, whos) for k in who}
     return lambda state, who: [type(sim).losses(sim, run.state, [k])[0] for k in who for sim, run in [own[k]]]
 
+def _memories_of(method, pairs):
+    "What clients remember of the parts that protect something, as `Simulation.memories` of any group."
+    names = [name for name, part in zip(part_names(method), method.parts) if part.protects]
+    most = lambda *tables: torch.stack([t[:] for t in tables]).amax(0)
+    return lambda client: client | {k: tmap(most, client[k], *(run.state.client[k] for _, run in pairs)) for k in names}
+
+
 # %% ../nbs/networks.ipynb #net00016
 def _check(federation):
     "The checked federation of each group, with its client numbers."
@@ -125,7 +133,7 @@ def _begin(parts, checkpoint, team):
         run.settings['tested'] = sum(len(t) > 0 for t in sim.tests or [])
         pairs.append((sim, run))
     losses = _losses_of(pairs, [who for _, who in parts])
-    for sim, _ in pairs: sim.losses = losses
+    for sim, _ in pairs: sim.losses, sim.memories = losses, _memories_of(parts[0][0].method, pairs)
     check_memories([run.state for _, run in pairs], parts[0][0].method)
     shared_tensors(parts[0][0].method, [run for _, run in pairs], [who for _, who in parts]) # is it possible?
     return pairs
@@ -184,14 +192,16 @@ def over_networks(
     team,       # SingleProcess, see `fedlit.run`
 ): # MixedRun
     "Run a federation with a network for each client."
-    parts = _check(federation)
+    parts, folder = _check(federation), federation.checkpoint
+    with hold(folder, wait=False) if folder else nullcontext(): return _train(federation, parts, team)
+
+def _train(federation, parts, team):
     stop = time.monotonic() + 60*(inf if federation.minutes is None else federation.minutes)
-    pairs = _begin(parts, federation.checkpoint, team)
+    pairs, copies = _begin(parts, federation.checkpoint, team), []
     whole = MixedRun([run for _, run in pairs], [who for _, who in parts])
     steps = [sim.rounds(run, sim, inf) for sim, run in pairs]
     bar = tqdm(range(whole.round, federation.rounds), initial=whole.round, total=federation.rounds, unit='round',
                disable=not federation.progress, desc=federation.method.name)
-    copies = []
     try:
         for _ in bar:
             _one_round([sim for sim, _ in pairs], steps, whole)
@@ -211,8 +221,9 @@ class MixedRun:
     "A federation whose clients have different networks: a Run for each network."
     runs: list # list of Runs, in the order in which the networks appear
     who: list  # for each network, the numbers of the clients that have it; [] for the server's own network
-    # for the history over all networks
+    # for the history over all networks, and by `logits` and `network`
     best, last, rounds_to, plot, _column = Run.best, Run.last, Run.rounds_to, Run.plot, Run._column
+    predict, state_dict, save_model = Run.predict, Run.state_dict, Run.save_model
     @property
     def settings(self): return self.runs[0].settings # those of the first network
     @property
@@ -225,10 +236,10 @@ class MixedRun:
     def first(self): # name and value of the main measure, accuracy for classes
         name = first_of(last := self.last)
         return name, last.get(name, nan)
-    def __repr__(self):
-        nets = ', '.join(f"{name_of(r)} of {count_clients(who)}" for r, who in zip(self.runs, self.who))
-        scores = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))
-        return f'Run of {self.method!r} with {len(self.runs)} networks ({nets}): round {self.round}{scores}'
+    def __getattr__(self, name): # of what is not there
+        raise AttributeError(f"a run of several networks has no {name!r}; run.runs[0] is that of one network, and for "
+                             "another run, such as without=(3,), call `federate` with the list of networks again")
+
 
 # %% ../nbs/networks.ipynb #dd0b6345
 def name_of(run):
@@ -238,7 +249,14 @@ def name_of(run):
 
 def count_clients(who):
     "The number of clients, in words."
-    return "the server's own" if not who else f"{len(who)} client{'s'*(len(who) > 1)}"
+    return "the server's own" if not who else counted(len(who), 'client')
+
+@patch
+def __repr__(self:MixedRun):
+    nets = ', '.join(f"{name_of(r)} of {count_clients(who)}" for r, who in zip(self.runs, self.who))
+    scores = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))
+    return f"Run of {self.method!r} with {counted(len(self.runs), 'network')} ({nets}): round {self.round}{scores}"
+
 
 # %% ../nbs/networks.ipynb #net00020
 JOINS = {**dict.fromkeys(('participants', 'participants_tested', 'bad', 'seconds'), np.sum),
@@ -255,6 +273,7 @@ def _join_column(column, tables, clients, tests):
     name = 'participants' if column in ('train_loss', 'drift') else 'participants_tested'
     weights = np.stack([t.get(name, t['participants']) if ROUND_MEANS.fullmatch(column) else 0*t['participants'] + n
                         for t, n in zip(tables, count) if column in t], 1)
+    if re.search('personal|global_', column): weights = np.where(np.isnan(values), 0, weights) # as in `with_spread`
     with np.errstate(invalid='ignore'): # if no client took part
         return np.where(weights > 0, values*weights, 0).sum(1)/weights.sum(1)
 
@@ -273,12 +292,21 @@ def history(self:MixedRun):
 
 # %% ../nbs/networks.ipynb #net00022
 @patch
-def network(self:MixedRun, client=None): # client: its number; None: the server
-    "A client's own network, or the server's, see `Run.network`."
+def _run_of(self:MixedRun, client):
     runs = [r for r, who in zip(self.runs, self.who) if (client in who if client is not None else not who)]
-    if runs: return runs[0].network(client)
+    if runs: return runs[0]
     if client is None: raise ValueError("the server has no network of its own, see `runs`")
     raise ValueError(f"there is no client {client}; the clients are 0 to {sum(map(len, self.who)) - 1}")
+
+@patch
+def network(self:MixedRun, client=None): # client: its number; None: the server
+    "A client's own network, or the server's, see `Run.network`."
+    return self._run_of(client).network(client)
+
+@patch
+def logits(self:MixedRun, x, client=None, batch=1000, task=None): # as for `Run.logits`
+    "The scores that a client's own network, or the server's, gives each class."
+    return self._run_of(client).logits(x, client, batch, task)
 
 @patch
 def per_client(self:MixedRun, task, tests, metrics=None, clients=None, criterion=None): # as for `Run.per_client`
@@ -292,9 +320,11 @@ def per_client(self:MixedRun, task, tests, metrics=None, clients=None, criterion
 def _files(folder, round, n): return [Path(folder)/f'round-{round}-network-{i}-of-{n}.safetensors' for i in range(n)]
 
 def _rounds_in(folder, n):
-    "The rounds for which a folder has all files."
-    rounds = {int(f.name.split('-')[1]) for f in Path(folder).glob(f'round-*-network-0-of-{n}.safetensors')}
-    return sorted(r for r in rounds if all(f.exists() for f in _files(folder, r, n)))
+    "The rounds for which a folder has all files; a ValueError if it has files of another number of networks."
+    there = [f.stem.split('-') for f in Path(folder).glob('round-*-network-0-of-*.safetensors')]
+    if other := [m for *_, m in there if m != str(n)]:
+        raise ValueError(f"{folder} has a run with more or fewer networks, {other[0]} and not {n}; choose another")
+    return sorted(r for r in {int(r) for _, r, *_ in there} if all(f.exists() for f in _files(folder, r, n)))
 
 # %% ../nbs/networks.ipynb #d3bdeefc
 @patch
@@ -311,7 +341,7 @@ def save(self:MixedRun, folder):
 def load(cls:MixedRun, folder, networks, device='cpu', method=None): # networks: as passed to `federate`
     "Read a run from its folder."
     n = len({id(v) for v in networks})
-    if not (there := _rounds_in(folder, n)): raise FileNotFoundError(f"{folder} has no run with {n} networks")
+    if not (there := _rounds_in(folder, n)): raise FileNotFoundError(f"{folder} has no run")
     runs = [Run.load(f, device=device, method=method) for f in _files(folder, there[-1], n)]
     parts = by_network(networks, runs[0].state.clients)
     for run, (_, who) in zip(runs, parts):

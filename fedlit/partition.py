@@ -171,7 +171,7 @@ def _search(sizes, clients, alpha, min_size, restarts, rng):
         table = _table(sizes, clients, alpha, True, rng)
         if table.sum(1).min() >= min_size: return table
     raise ValueError(f"alpha={alpha}: none of {restarts} tables gave each of {clients} clients "
-                     f"min_size={min_size} samples; "
+                     f"min_size={min_size}; "
                      'form="rebalanced" always does, and so may a higher alpha, or fewer clients')
 
 # %% ../nbs/02_partition.ipynb #f75731e3
@@ -242,7 +242,7 @@ def classes_per_client(
     has = np.zeros((clients, len(sizes)), bool)
     has[:, present] = _owners(clients, len(present), classes, rng)
     for c in np.flatnonzero(has.sum(0) > sizes):
-        raise ValueError(f"class {c} has {sizes[c]} samples for {has[:, c].sum()} owners: "
+        raise ValueError(f"class {c} has too few samples, {sizes[c]}, for its {has[:, c].sum()} owners: "
                          f"lower clients={clients} or classes={classes}")
     return _deal(_decks(y, rng), _evenly(sizes, has, rng))
 

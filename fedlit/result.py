@@ -552,15 +552,16 @@ def load(cls:Run,
 ) -> Run:
     "Read a run from a file."
     check_device(device)
-    header, state = _read_run(path, device)
-    if method is not None and repr(method) != _text_of(header, method):
-        raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
-    run = cls(method or _method_of(header, path), header['history'], state, header['settings'])
-    with _name_bad_file(path):
-        _check_use(run)
-        if model is None and isinstance(spec := run.settings['model'], dict):
-            return run.put_into(_network(spec, state).to(device))
-    return run if model is None else run.put_into(copy.deepcopy(model).to(device))
+    with import_module('fedlit.run').shield(): # as in the run
+        header, state = _read_run(path, device)
+        if method is not None and repr(method) != _text_of(header, method):
+            raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
+        run = cls(method or _method_of(header, path), header['history'], state, header['settings'])
+        with _name_bad_file(path):
+            _check_use(run)
+            if model is None and isinstance(spec := run.settings['model'], dict):
+                return run.put_into(_network(spec, state).to(device))
+        return run if model is None else run.put_into(copy.deepcopy(model).to(device))
 
 # %% ../nbs/18_result.ipynb #46ffccc3
 # settings that may differ when a run is resumed

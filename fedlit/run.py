@@ -31,7 +31,7 @@ from .engine.inputs import (attempt, best_device, check_device, check_extremes, 
                                   least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.tryout import notice_idle, notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
-from .ground.messages import check_record, first_line, warn
+from .ground.messages import check_record, first_line, warn, counted
 from .ground.memory import copy_out, memory_held, memory_lent, peak_mb, trim_memory
 from .engine.runs import kind_of
 from .engine.guard import (ACTIONS, UNIT_HINT, Guard, check_clients, check_server, client_columns,
@@ -105,8 +105,8 @@ class Federation(make_dataclass('Request', _fields, frozen=True, eq=False, repr=
         for k in ('clients', 'tests'): # a generator can be read only once
             if isinstance(v := getattr(self, k), Iterator): object.__setattr__(self, k, list(v))
     def __repr__(self):
-        return (f"Federation of {len(self.clients)} clients on {getattr(self.task, 'name', self.task)}: "
-                f"{self.rounds} rounds of {self.method!r}")
+        return (f"Federation of {counted(len(self.clients), 'client')} on {getattr(self.task, 'name', self.task)}: "
+                f"{counted(self.rounds, 'round')} of {self.method!r}")
 
 # %% ../nbs/19_run.ipynb #fedofset
 @patch(cls_method=True)
@@ -158,7 +158,7 @@ def check_choices(self:Federation):
             if v is not getattr(Federation, name) and not good(v):
                 raise error(f"{name}={v!r}, but it must be {right}")
     if isinstance(self.model, (list, tuple)):
-        raise TypeError(f"model is a {type(self.model).__name__} of {len(self.model)} networks, which only `federate` "
+        raise TypeError(f"model is a {type(self.model).__name__} of networks, which only `federate` "
                         "takes, on one machine; here it must be one network")
     if not isinstance(self.method, Method):
         raise TypeError(f"{self.method!r} is not a method; "
@@ -298,7 +298,7 @@ class Simulation:
     waited = 0.  # seconds of this round that were spent on other runs
     has_peers, shared_tensors = False, {} # of `fedlit.networks`: do others send, too? tensors of another to take over
     tests_val = None # as `tests`, of the validation samples; made when needed
-    sums = staticmethod(client_sums) # a team adds up the sums of its members
+    sums, memories = staticmethod(client_sums), staticmethod(lambda client: client) # a team, or `networks`, sees more
     def __init__(self,
         federation, # Federation, checked
         shared=True, # may the caller change what was passed in, between rounds?
@@ -590,7 +590,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         if look: unread += queue_scores(a.method, self.test, new, [slice(None)], [None])[0]
         sound, *scores = to_host(*unread)
         if not sound: (new, columns), scores = check_server(a.bad_clients, state, new, columns), None
-    columns |= part_columns(a.method, new, a.participation, a.clients)
+    columns |= part_columns(a.method, replace(new, client=self.memories(new.client)), a.participation, a.clients)
     new = new.remember(state, arrivals.pending)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
     if arrivals.time is not None:
@@ -818,11 +818,11 @@ def begin(self:Federation, team, shared):
     run.origin = self
     if run.state.round > self.rounds:
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "
-             f"this is the run after {run.state.round}")
+             f"this is the run after {run.state.round} (a comparison shows round {self.rounds})")
     if self.keep_locals and run.state.round >= self.rounds:
         warn(f"{self.checkpoint} has the last round, and no file has the clients' models, so `locals` is None")
     if new := [k for k in self.metrics or () if run.state.round and k not in run.history]:
-        warn(f"{self.checkpoint}: {new[0]} was not measured in the first {run.state.round} rounds")
+        warn(f"{self.checkpoint}: {new[0]} was not measured before round {run.state.round + 1}")
     own = run.state.personal or overrides(self.method, 'deploy') # do clients have networks of their own?
     if sim.tests is None and own: sim.tests = tests_of(sim.task, self.clients, self.seed, most=MANY)
     sim.try_out()

@@ -216,7 +216,7 @@ def after():
     for d in BOTH:
         run = ran(Ditto(), d)
         with tempfile.TemporaryDirectory() as folder:
-            report = run.report(Path(folder)/'report.html').read_text()
+            report = run.report(Path(folder)/'report.html').read_text(encoding='utf-8')
             files = [Path(run.save_model(Path(folder)/f'{k}.safetensors', k)).read_bytes().hex() for k in (None, 1)]
         public = ran(FedDF(steps=2), d, proxy=PUBLIC)
         said[d] = dict(bytes=[traffic_of(r, r.origin) for r in (run, public)],

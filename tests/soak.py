@@ -13,7 +13,7 @@ from fedlit.local import Local
 METHOD = FedAvgM() + MOON() # the server remembers, and every client does
 ASKED = dict(local=Local(epochs=1, batch_size=8), participation=.1, evaluate_every=10, progress=False)
 
-def resident(): return int(Path('/proc/self/statm').read_text().split()[1])*os.sysconf('SC_PAGE_SIZE')/2**20
+def resident(): return int(Path('/proc/self/statm').read_text('utf-8').split()[1])*os.sysconf('SC_PAGE_SIZE')/2**20
 def handles(): return len(os.listdir('/proc/self/fd'))
 
 def soak(rounds, checkpoint):

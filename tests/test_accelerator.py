@@ -3,7 +3,7 @@ choice as on the CPU, faults that only an accelerator shows, and how often the h
 import json, os, subprocess, sys
 from functools import cache
 from pathlib import Path
-import pytest
+import fedlit.methods, pytest
 from torch.utils import backend_registration
 from fedlit.data import load
 from fedlit.methods import FedAvg
@@ -164,3 +164,9 @@ def test_faults_that_only_an_accelerator_shows():
         assert 'Expected all tensors to be on the same device' in said[name]['error']
     assert not said['FedAvg']['error'] and not said['ThroughTheHost']['error']
     assert said['ThroughTheHost']['reads'] > 5*said['FedAvg']['reads']
+
+def test_methods_ask_a_device_for_doubles_only_where_it_may_have_them():
+    "An Apple GPU has none."
+    for f in Path(fedlit.methods.__file__).parent.glob('*.py'):
+        text = f.read_text(encoding='utf-8').replace('.cpu().double()', '')
+        assert '.double()' not in text and 'torch.double' not in text.replace('== torch.double', ''), f.name

@@ -85,7 +85,7 @@ def test_the_best_of_all_tries_counts():
                                   '{"format": 1, "settings": {}, "error": "no network"}'])
 def test_what_is_not_whole_is_measured_again(tmp_path, text):
     path = tmp_path/'x.json'
-    path.write_text(text)
+    path.write_text(text, encoding='utf-8')
     seen, new = drive.case(path, {}, contest)
     assert new and drive.load(path) == seen
 
@@ -93,7 +93,7 @@ def test_interrupted_writing_leaves_the_old(tmp_path):
     path = tmp_path/'x.json'
     drive.save(path, dict(a=1))
     with pytest.raises(TypeError): drive.save(path, dict(a=object()))
-    assert json.loads(path.read_text()) == dict(a=1)
+    assert json.loads(path.read_text(encoding='utf-8')) == dict(a=1)
 
 def test_missing_peer_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, 'uv', lambda: ['/nowhere/uv'])
@@ -116,7 +116,7 @@ def test_the_table_is_made_from_files(tmp_path):
     odd = contest()
     odd['tries'][0].update(median=.3, test_accuracy=.5)
     drive.case(tmp_path/'tiny-pfl.json', settings('pfl'), lambda: odd)
-    text = report.write(tmp_path).read_text()
+    text = report.write(tmp_path).read_text(encoding='utf-8')
     assert '| 0.15 (0.1 to 0.2) | 1.00 |' in text and '| 2.00 |' in text and 'ends -0.400 in test accuracy' in text
     drive.case(tmp_path/'tiny-loop.json', dict(settings('loop'), x=1),
                lambda: dict(contest(), machine=dict(cpu='another', cores=1, system='x')))
@@ -188,7 +188,7 @@ GPU_PIECES = ['fedlit-auto', 'pfl', 'fedlit-bfloat16', 'fedlit-compile', 'fedlit
 
 def gpu_run(out, *args):
     gpu.main(['--device', 'cpu', '--tiny', '--out', str(out), '--root', str(out), *args])
-    return (out/'table.md').read_text()
+    return (out/'table.md').read_text(encoding='utf-8')
 
 @pytest.fixture
 def small(monkeypatch):
@@ -214,9 +214,9 @@ def test_gpu_tiny_is_mobilenet(tmp_path):
 
 def test_gpu_piece_that_is_there_is_kept(tmp_path, capsys, small):
     gpu_run(tmp_path, '--only', 'fedlit-loop')
-    first = (tmp_path/'fedlit-loop.json').read_text()
+    first = (tmp_path/'fedlit-loop.json').read_text(encoding='utf-8')
     gpu_run(tmp_path, '--only', 'fedlit-loop')
-    assert 'fedlit-loop: kept' in capsys.readouterr().out and (tmp_path/'fedlit-loop.json').read_text() == first
+    assert 'fedlit-loop: kept' in capsys.readouterr().out and (tmp_path/'fedlit-loop.json').read_text('utf-8') == first
 
 def test_gpu_failing_piece_is_said_and_the_others_run(tmp_path, monkeypatch, small):
     def fails(*args, **kw): raise RuntimeError('no kernel')

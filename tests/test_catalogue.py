@@ -1,5 +1,6 @@
 "The papers: every entry runs; results are files that survive kills, damage and company; the main job is an entry."
 import io, json, math, os, pickle, random, re, signal, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
@@ -15,8 +16,8 @@ from fedlit.papers.claims import Numbers, ahead, by_sign, evaluate, judge, ours,
 from fedlit.papers.collapse import committed_verdicts, main_job, note_main_job
 from fedlit.papers.drawings import png_of, rounds_figure, small_picture, table
 from fedlit.papers.entries import (CATALOGUE, SCALES, Entry, compare_published, found_rows, judge_entries, looks, means,
-                                   note_look, published_numbers, read_published, repeats, report_entry, row_name,
-                                   select, stands_on, with_seeds, write_table)
+                                   note_look, published_numbers, read_published, remember, repeats, report_entry,
+                                   row_name, select, stands_on, with_seeds, write_table)
 from fedlit.papers.evidence import LEVEL, paired_test, sequential_test
 from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
 from fedlit.papers.feddse import THESIS
@@ -116,7 +117,7 @@ def test_a_deleted_result_and_figure_are_named(small, capsys):
     main(['report', 'tiny/fig1'])
     out = capsys.readouterr().out
     assert str(gone) in out and 'fedlit reproduce tiny/fig1 --scale embedded' in out and f'missing: {figure}' in out
-    assert ('1 results are missing' in out and '2 not evaluated' in out
+    assert ('1 result is missing' in out and '2 not evaluated' in out
             and out.splitlines()[-1].startswith('0 of 2 claims hold here'))
     before = {f: f.stat().st_mtime_ns for f in Path('results/catalogue/digits').glob('*.json')}
     main(['reproduce', 'tiny/fig1', '--processes', '1', '--quiet'])
@@ -142,11 +143,11 @@ def test_damaged_files_count_as_missing(tmp_path):
     s = Setting(rounds=1, local=Local(epochs=1))
     run_settings([s], tmp_path, processes=1, progress=False)
     file = tmp_path/address(s)
-    whole = file.read_text()
+    whole = file.read_text(encoding='utf-8')
     r = json.loads(whole)
     for bad in ('', whole[:len(whole)//2], '[]', 'null', json.dumps(dict(r, setting=dict(r['setting'], seed=1))),
                 json.dumps(dict(r, measured={})), json.dumps(dict(r, history=None))):
-        file.write_text(bad)
+        file.write_text(bad, encoding='utf-8')
         assert result_of(tmp_path, s) is None
     assert run_settings([s], tmp_path, processes=1, progress=False) == 0
     again = result_of(tmp_path, s)
@@ -209,7 +210,7 @@ def test_two_processes_share_a_folder(tmp_path):
     settings = [Setting(rounds=2, local=Local(epochs=1), seed=i) for i in range(4)]
     pids = [alone(lambda: run_settings(settings, tmp_path, processes=1, progress=False)) for _ in range(2)]
     while any(os.waitpid(p, os.WNOHANG) == (0, 0) for p in pids[-1:]):
-        for f in tmp_path.rglob('*.json'): json.loads(f.read_text())    # whole whenever it is looked at
+        for f in tmp_path.rglob('*.json'): json.loads(f.read_text(encoding='utf-8'))    # whole whenever it is looked at
         time.sleep(.005)
     os.waitpid(pids[0], 0)
     assert all(result_of(tmp_path, s) for s in settings) and not list(tmp_path.rglob('.*'))
@@ -388,9 +389,9 @@ def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
     assert set(claims.verdict) <= {'holds', 'does not hold', 'undecided'} and len(claims) >= 15
     victim = files[3]
     before = {f: f.stat().st_mtime_ns for f in files}
-    victim.write_text('{"half":')
+    victim.write_text('{"half":', encoding='utf-8')
     assert reproduce(['collapse'], processes=1, progress=False) == 0
-    assert (json.loads(victim.read_text())['seed'] in (0, 1)
+    assert (json.loads(victim.read_text(encoding='utf-8'))['seed'] in (0, 1)
             and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim))
 
 def test_seeds_and_rounds_of_the_main_job(short_job, monkeypatch, capsys):
@@ -939,7 +940,7 @@ if __name__ == '__main__': work_off(work, [1, 2, 3, 4], int(sys.argv[2]), progre
 def test_one_run_that_fails_stops_no_other_and_processes_end_by_themselves(tmp_path, processes):
     """The rest is worked off first, and then it says what was wrong, with the worker's traceback; and Python does not
     complain, when everything is done, of semaphores that were leaked."""
-    (tmp_path/'some.py').write_text(SOME_FAIL)
+    (tmp_path/'some.py').write_text(SOME_FAIL, encoding='utf-8')
     command = [sys.executable, tmp_path/'some.py', tmp_path, str(processes)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode and 'ValueError: no 1' in done.stderr and "raise ValueError(f'no {item}')" in done.stderr
@@ -955,7 +956,7 @@ if __name__ == '__main__': work_off(work, [1, 2, 3, 4], 2, progress=False)
 @pytest.mark.skipif(os.name == 'nt', reason='Windows has no such signal')
 def test_a_process_that_is_killed_is_named_and_nobody_waits_for_it(tmp_path):
     "As by a system that has run out of memory: a pool of Python's would wait for ever."
-    (tmp_path/'some.py').write_text(KILLED)
+    (tmp_path/'some.py').write_text(KILLED, encoding='utf-8')
     done = subprocess.run([sys.executable, tmp_path/'some.py'], capture_output=True, text=True, timeout=120)
     assert done.returncode and 'ChildProcessError: one of 2 processes was killed' in done.stderr
 
@@ -1042,3 +1043,18 @@ def test_the_light_bands_of_several_curves_survive_in_a_small_picture():
         return fig
     def tinted(png): return (np.asarray(Image.open(io.BytesIO(png)).convert('RGB')).min(2) < 245).mean()
     assert tinted(small_picture(drawn()).data) > .95*tinted(png_of(drawn(), 150))
+
+def test_a_verdict_is_not_beside_too_few_seeds():
+    of = lambda name, values: labelled(pd.DataFrame(dict(data='digits', method=name, seed=range(len(values)),
+                                                         accuracy_late=values)))
+    rows = labelled(pd.concat([of('A', [0.]*6), of('B', [.1, .2, .5, 1., 2., 4.])], ignore_index=True))
+    told = judge({'B': ahead('B', 'A')}, rows, test=sequential_test).iloc[0]
+    assert told.verdict == 'holds' and told.interval == ''
+    few = judge({'B': ahead('B', 'A')}, labelled(rows[rows.seed < 4]), test=sequential_test)
+    assert few.verdict[0] == 'undecided' and few.interval[0] == 'too few seeds'
+
+def test_two_processes_lose_no_entry_of_each_other(tmp_path):
+    pytest.importorskip('fcntl')
+    note = lambda i: remember(tmp_path/'x', f'{i}', repeated=False)
+    with ThreadPoolExecutor(4) as pool: list(pool.map(note, range(40)))
+    assert len(result(tmp_path/'x'/'looks.json')) == 40

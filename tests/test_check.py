@@ -169,7 +169,7 @@ def command(*argv):
     return 0
 
 def test_the_command(tmp_path, capsys):
-    (tmp_path/'helping.py').write_text('SCALE = .1\n')
+    (tmp_path/'helping.py').write_text('SCALE = .1\n', encoding='utf-8')
     file = tmp_path/'mine_own.py'
     file.write_text('''from fedlit.method import Method
 from fedlit.methods import FedDecorr
@@ -177,7 +177,7 @@ from helping import SCALE
 class Fine(Method):
     mu: float = SCALE
     def loss(self, features): return self.mu*features.square().mean()
-''')
+''', encoding='utf-8')
     assert command(file) == 0
     assert 'Fine(mu=0.1): ' in capsys.readouterr().out
     assert command(file, '--method', 'Fine(mu=2.0) + FedDecorr()', '--data', 'digits') == 0
@@ -204,7 +204,7 @@ def test_the_command_ends_with_one_where_a_law_is_broken(capsys):
      'line 2: TypeError: M.loos is not a hook; did you mean loss?')])
 def test_files_that_cannot_be_tried(tmp_path, text, said):
     file = tmp_path/f'mine_{abs(hash(text))}.py'
-    file.write_text(text)
+    file.write_text(text, encoding='utf-8')
     assert said in command(file)
 
 def test_a_file_that_is_not_there(): assert 'there is no file nowhere.py' in command('nowhere.py')

@@ -72,7 +72,7 @@ def test_names_are_read_without_case_and_dashes(capsys):
     ['--partition', 'dirichlet(form="rebalanced")', '--alpha', '.05', '--clients', '100']])
 def test_every_partition_trains(args, tmp_path):
     main(['run', '--quiet', '--rounds', '1', '--steps', '1', '--json', str(file := tmp_path/'run.json'), *args])
-    assert 0 < json.loads(file.read_text())['history'][0]['accuracy'] < 1
+    assert 0 < json.loads(file.read_text(encoding='utf-8'))['history'][0]['accuracy'] < 1
 
 def test_the_partitions_of_the_command_line_are_those_of_a_setting():
     assert set(CHOICES['partition']) == set(PARTITIONS) == {
@@ -108,7 +108,7 @@ def test_the_seeds_of_compare_and_interactions(monkeypatch, tmp_path):
     quick = ['--quiet', '--rounds', '1', '--epochs', '.1', '--train-samples', '200', '--test-samples', '50']
     main(['compare', '--methods', 'FedAvg()', '--seeds', '2', '--json', str(tmp_path/'a'), *quick])
     main(['interactions', 'FedProx()', 'FedAvgM()', '--seeds', '2', '--json', str(tmp_path/'b'), *quick])
-    a, b = (json.loads((tmp_path/k).read_text()) for k in 'ab')
+    a, b = (json.loads((tmp_path/k).read_text(encoding='utf-8')) for k in 'ab')
     assert [r['seed'] for r in a['runs']] == b['seeds'] == a['asked']['seeds'] == b['asked']['seeds'] == [0, 1]
 
 @pytest.mark.skipif(not (DATA/'cifar-10-batches-py').exists(), reason=f'no CIFAR-10 in {DATA}')
@@ -169,9 +169,9 @@ def test_who_does_not_listen_has_the_files_all_the_same(redirections, status, tm
     "A closed pipe, closed streams and a full disk behind them end printing and nothing else."
     seen, said = at_a_shell(redirections, 'run', '--clients', '4', '--rounds', '40', '--epochs', '.1', *FILES,
                             folder=tmp_path)
-    assert json.loads((tmp_path/'r.json').read_text())['history'][-1]['round'] == 40
+    assert json.loads((tmp_path/'r.json').read_text(encoding='utf-8'))['history'][-1]['round'] == 40
     assert Run.load(tmp_path/'r.safetensors').state.round == Run.load(tmp_path/'c').state.round == 40
-    assert len(pd.read_csv(tmp_path/'log.csv')) == 40 and '</html>' in (tmp_path/'r.html').read_text()
+    assert len(pd.read_csv(tmp_path/'log.csv')) == 40 and '</html>' in (tmp_path/'r.html').read_text(encoding='utf-8')
     assert seen == status and 'Errno' not in said and 'Exception ignored' not in said
     assert ('was lost: No space left on device' in said) == bool(status)
 
@@ -202,7 +202,7 @@ def test_a_file_that_fails_takes_no_other_with_it(tmp_path, capsys, monkeypatch)
         main(['run', *SMALL, '--rounds', '1', '--save', 'full/a', '--report', 'r.html', '--json', 'r.json'])
     said = capsys.readouterr()
     assert 'accuracy' in said.out and 'wrote r.json' in said.out
-    assert len(json.loads(Path('r.json').read_text())['history']) == 1
+    assert len(json.loads(Path('r.json').read_text(encoding='utf-8'))['history']) == 1
     assert 'Traceback' in said.err and 'ours' in said.err and 'No space' not in said.err and '\n' not in str(e.value)
 
 @pytest.mark.parametrize('command, over', [
@@ -214,10 +214,10 @@ def test_a_file_that_fails_takes_no_other_with_it(tmp_path, capsys, monkeypatch)
     ('report-run m.html', '--to m.html would be written over the file')])
 def test_no_file_is_written_over_another_of_the_same_command(command, over, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    Path('r.json').write_text(json.dumps(dict(settings=dict(setting=plain(asked_for()), asked={}))))
-    for name in ('m.st', 'm.html', 't.csv'): Path(name).write_text('kept')
+    Path('r.json').write_text(json.dumps(dict(settings=dict(setting=plain(asked_for()), asked={}))), encoding='utf-8')
+    for name in ('m.st', 'm.html', 't.csv'): Path(name).write_text('kept', encoding='utf-8')
     with pytest.raises(SystemExit, match=f'fedlit: {over}'): main(command.split())
-    assert {Path(name).read_text() for name in ('m.st', 'm.html', 't.csv')} == {'kept'}
+    assert {Path(name).read_text(encoding='utf-8') for name in ('m.st', 'm.html', 't.csv')} == {'kept'}
 
 def test_a_data_set_of_a_name_is_no_file(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -293,10 +293,10 @@ def test_the_list_takes_names_a_scale_and_a_part(tmp_path, capsys, monkeypatch):
     (['reproduce', '--list', '--scale', 'x'], "no scale 'x'")])
 def test_a_folder_a_device_a_scale_that_cannot_be_is_told_at_once(args, word, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path/'FILE').write_text('kept')
+    (tmp_path/'FILE').write_text('kept', encoding='utf-8')
     with pytest.raises(SystemExit, match=word) as e: main(args)
     assert len(e.value.code.splitlines()) == 1 and not capsys.readouterr().out
-    assert [f.name for f in tmp_path.iterdir()] == ['FILE'] and (tmp_path/'FILE').read_text() == 'kept'
+    assert [f.name for f in tmp_path.iterdir()] == ['FILE'] and (tmp_path/'FILE').read_text(encoding='utf-8') == 'kept'
 
 def asked_for(*args):
     return setting(_parse_args(['run', *args]))
@@ -317,7 +317,7 @@ def repeated(tmp_path):
     "The setting of a run that begins from one with these options, and has others beside it."
     def of(*first, beside=()):
         said = dict(setting=plain(asked_for(*first)), asked={})
-        (tmp_path/'run.json').write_text(json.dumps(dict(settings=said)))
+        (tmp_path/'run.json').write_text(json.dumps(dict(settings=said)), encoding='utf-8')
         return asked_for('--from', str(tmp_path/'run.json'), *beside)
     return of
 
@@ -347,7 +347,7 @@ def test_a_grid_is_a_row_for_every_combination(tmp_path):
     ask = ['compare', '--rounds', '1', '--epochs', '1', '--seeds', '1', '--train-samples', '600', '--quiet']
     main([*ask, '--methods', 'FedAvg()', 'MOON() + FedDecorr()', '--grid', 'mu=.1,1', 'beta=.05,.1', '--json',
           str(tmp_path/'all.json')])
-    said = [r['method'] for r in json.loads((tmp_path/'all.json').read_text())['table']]
+    said = [r['method'] for r in json.loads((tmp_path/'all.json').read_text(encoding='utf-8'))['table']]
     assert said == list(map(repr, [FedAvg(), *(MOON(mu=m) + FedDecorr(beta=b) for m in (.1, 1.) for b in (.05, .1))]))
     for grid, why in dict(mu='cannot be read', **{'tau=': 'cannot be read', 'lam=1': 'no method here has it',
                                                   'mu=exec(1)': 'cannot be read'}).items():
@@ -357,7 +357,7 @@ def test_a_comparison_that_breaks_prints_and_writes_what_is_finished(tmp_path, c
     ask = ['compare', *SMALL, '--epochs', '1', '--rounds', '1', '--seeds', '2', '--json', str(tmp_path/'c.json')]
     with pytest.raises(SystemExit, match='fedlit: client 0 made .* in round 1'):
         main([*ask, '--methods', 'FedAvg()', 'FedProx(mu=1e9)'])
-    said = json.loads((tmp_path/'c.json').read_text())
+    said = json.loads((tmp_path/'c.json').read_text(encoding='utf-8'))
     assert [r['method'] for r in said['table']] == ['FedAvg()'] and len(said['runs']) == 2
     assert 'FedAvg()' in capsys.readouterr().out
 
@@ -365,14 +365,15 @@ def test_a_comparison_that_breaks_prints_and_writes_what_is_finished(tmp_path, c
 def test_a_run_that_diverged_does_not_end_a_comparison(tmp_path):
     main(['compare', *SMALL, '--epochs', '1', '--rounds', '1', '--seeds', '1', '--lr', '1e6', '--bad-clients', 'report',
           '--methods', 'FedAvg()', 'FedProx()', '--json', str(tmp_path/'c.json')])
-    said = json.loads((tmp_path/'c.json').read_text())['table']
+    said = json.loads((tmp_path/'c.json').read_text(encoding='utf-8'))['table']
     assert [r['method'] for r in said] == ['FedAvg()', repr(FedProx())] and 'nan' in said[0]['accuracy']
 
 def test_a_comparison_in_python_is_that_of_the_command_line(tmp_path):
     mixture = 'dirichlet_mixture(alpha=1.0, train=60, test=30)' # which makes the clients' own test samples
     main(['compare', '--quiet', '--methods', 'FedPer()', '--seeds', '2', '--rounds', '2', '--epochs', '1', '--clients',
           '6', '--partition', mixture, '--json', str(tmp_path/'all.json')])
-    theirs = pd.DataFrame([dict(r, seed=run['seed']) for run in json.loads((tmp_path/'all.json').read_text())['runs']
+    theirs = json.loads((tmp_path/'all.json').read_text('utf-8'))
+    theirs = pd.DataFrame([dict(r, seed=run['seed']) for run in theirs['runs']
                            for r in run['history']])
     ours = compare([FedPer()], partition=mixture, seeds=2, clients=6, rounds=2, local=Local(epochs=1), history=True,
                    options=asked_for().options)

@@ -142,7 +142,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     go('--repeats', '2')
     # other settings are another measurement
     assert read_json(file) == dict(settings={**got['settings'], 'repeats': 2}, new=True)
-    file.write_text('{"half of')
+    file.write_text('{"half of', encoding='utf-8')
     go('--repeats', '2')
     assert read_json(file)["new"]
     assert [p.name for p in tmp_path.iterdir()] == ['tiny.json']

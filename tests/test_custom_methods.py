@@ -186,7 +186,7 @@ def test_another_process_finds_the_class(tmp_path):
     (tmp_path/'mine.py').write_text('from fedlit.method import Method\n'
                                     'class Own(Method):\n'
                                     '    lam: float = .1\n'
-                                    '    def loss(self, features): return self.lam*features.square().mean()\n')
+                                    '    def loss(self, features): return self.lam*features.square().mean()\n', 'utf-8')
     code = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
             "from fedlit.data import load; from fedlit.models import build; from fedlit.local import Local; "
             "from fedlit.partition import iid; from fedlit.result import Run; from fedlit.run import federate\n")

@@ -130,7 +130,7 @@ def test_tiny_imagenet_layout(tmp_path):
         for i in range(3): picture(base / f"train/{w}/images/{w}_{i}.JPEG", (100 * k, 0, 0))
         picture(base / f"val/images/val_{k}.JPEG", 50)
         rows.append(f"val_{k}.JPEG\t{w}\t0\t0\t62\t62")
-    (base / "val/val_annotations.txt").write_text("\n".join(rows) + "\n")
+    (base / "val/val_annotations.txt").write_text("\n".join(rows) + "\n", encoding='utf-8')
     t = load("tiny_imagenet", tmp_path)
     assert (t.x_train.shape == (6, 3, 64, 64) and t.labels == ("n01", "n02")
             and t.y_test.tolist() == [1, 0] and t.augment == (AutoAugment(),))
@@ -145,7 +145,7 @@ def test_domainnet_layout(tmp_path):
         for k, c in enumerate(("aircraft", "bird", "zebra")):
             picture(base / d / c / f"{d}_{k}.png", (10 * k, 20, 30), size=40)
             lines.append(f"{d}/{c}/{d}_{k}.png {k}")
-        for part in ("train", "test"): (base / f"{d}_{part}.txt").write_text("\n".join(lines))
+        for part in ("train", "test"): (base / f"{d}_{part}.txt").write_text("\n".join(lines), encoding='utf-8')
     t = load("domainnet", tmp_path, domains=names, size=16)
     assert (t.x_train.shape == (4, 3, 16, 16) and t.classes == 10
             and t.y_train.tolist() == [0, 9, 0, 9] and t.domain_train.tolist() == [0, 0, 1, 1])

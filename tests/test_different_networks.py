@@ -1,9 +1,11 @@
 "Clients with different networks, against loops in plain PyTorch that share nothing with fedlit but the batches."
-import copy, time, warnings
+import copy, pickle, re, time, warnings
 import numpy as np, pytest, torch, torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 from fedlit.data import load
 from fedlit.ground.draws import Seeded
+from fedlit.ground.files import hold
 from fedlit.local import Local
 from fedlit.methods import (DPSGD, DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg,
                             FedAvgM, FedCAC, FedDF, FedDyn, FedET, FedNova, FedPer, FedProto, FedProx)
@@ -292,7 +294,7 @@ def test_the_servers_own_network_and_who_had_which(tmp_path):
 
 def test_what_one_network_refuses_several_refuse(tmp_path):
     nets, file = three(), tmp_path/'file'
-    file.write_text('')
+    file.write_text('', encoding='utf-8')
     for kw, why in ((dict(minutes=1), 'needs checkpoint='), (dict(minutes='x', checkpoint=file), 'must be a number'),
                     (dict(progress=3), 'True or False'), (dict(checkpoint=file), 'must be a folder'),
                     (dict(checkpoint=5), 'the name of a file')):
@@ -365,3 +367,50 @@ def test_what_is_shared_must_fit():
         run([*three(), Dense(32, 32)], FedET(steps=2, shared='nose'))
     with pytest.raises(ValueError, match=r'body.* is shared, but .* has none of its shape'):
         run([*three(), Dense(32, 32)], FedET(steps=2, shared='body'))
+
+def test_what_a_run_of_several_networks_answers_and_where_the_rest_is(tmp_path):
+    nets, x = [*three(), Dense(32)], TASK.x_test[:50]
+    got = pickle.loads(pickle.dumps(run(nets, FedDF(steps=5), rounds=1)))
+    for k in (*range(6), None):
+        with torch.no_grad(): logits = got.network(k)(TASK.normalise(x))[1]
+        assert (got.predict(x, k) == logits.argmax(1)).all() and torch.allclose(got.logits(x, client=k), logits)
+        file = got.save_model(tmp_path/f'{k}.safetensors', k)
+        assert all(torch.equal(v, got.state_dict(k)[n]) for n, v in load_file(file).items())
+    for name in ('report', 'without', 'influence', 'federation', 'model', 'no_such_name'):
+        with pytest.raises(AttributeError, match=fr"no '{name}'; run.runs\[0\].* `federate` with the list of networks"):
+            getattr(got, name)
+    given = dict(task=TASK, clients=CLIENTS, proxy=PROXY)
+    assert got.runs[0].report(tmp_path/'run.html', **given).exists()
+    with pytest.raises(ValueError, match='one of several networks'): got.runs[0].without(0, model=nets[0], **given)
+
+def test_a_folder_of_another_number_of_networks_is_refused(tmp_path):
+    nets, two = three(), [*three()[:1]*3, *three()[2:3]*3]
+    run(two, SOLO(), rounds=2, checkpoint=tmp_path)
+    there = sorted(tmp_path.iterdir())
+    for f in (lambda: run(nets, SOLO(), rounds=1, checkpoint=tmp_path), lambda: MixedRun.load(tmp_path, nets)):
+        with pytest.raises(ValueError, match='more or fewer networks, 2 and not 3'): f()
+    assert sorted(tmp_path.iterdir()) == there
+
+def test_two_processes_in_one_folder(tmp_path):
+    pytest.importorskip('fcntl')
+    with hold(tmp_path), pytest.raises(BlockingIOError, match=f'another process.*{re.escape(str(tmp_path))}'):
+        run(three(), SOLO(), rounds=1, checkpoint=tmp_path)
+    assert not list(tmp_path.iterdir()) and run(three(), SOLO(), rounds=1, checkpoint=tmp_path).round == 1
+
+def test_a_sample_of_clients_with_different_networks_counts_for_all_of_them():
+    pytest.importorskip('dp_accounting')
+    a, b, _ = dict.fromkeys(three())
+    ask = dict(task=TASK, clients=[range(60), range(40, 99)], method=SOLO() + DPSGD(), rounds=2, local=LOCAL,
+               progress=False, device='cpu')
+    several, one = federate([a, b], **ask), federate(a, **ask)
+    assert several.history.epsilon.tolist() == one.history.epsilon.tolist() != several.runs[1].history.epsilon.tolist()
+
+def test_a_metric_that_is_undefined_for_some_clients_is_the_mean_over_the_others():
+    def nines(logits, y): return (logits.argmax(1) == 9)[y == 9].double().mean()
+    first = [torch.nonzero(TASK.y_test == c)[:, 0] for c in range(10)]
+    tests = [first[9] if k in (0, 3, 1) else first[k] for k in range(6)]
+    with pytest.warns(UserWarning, match='undefined .NaN. for clients 2, 4, 5'):
+        got = run(three(), SOLO(), rounds=1, tests=tests, metrics=dict(nines=nines))
+    each = got.per_client(TASK, tests, dict(nines=nines))
+    assert got.last['nines_personal'] == pytest.approx(each.nines_personal[[0, 1, 3]].mean())
+    assert got.last['nines_personal_after'] == pytest.approx(got.last['nines_personal'])

@@ -104,7 +104,7 @@ def everything(third, rank, path):
                              for v, w in zip(state.params.values(), reference(m).params.values()))
                          if rank else fed.gap(state, reference(m)))
         traffic[repr(m)] = ranks.traffic
-    (path/f'seen{rank}').write_text(json.dumps(dict(gaps=gaps, traffic=traffic)))
+    (path/f'seen{rank}').write_text(json.dumps(dict(gaps=gaps, traffic=traffic)), encoding='utf-8')
     digits(2, executor='torchrun:vmap', checkpoint=path/'run')
     again = digits(executor='torchrun:vmap', checkpoint=path/'run') # goes on
     again.history.to_json(path/f'history{rank}')
@@ -120,7 +120,7 @@ def test_every_method_has_one_answer(ranks, third, tmp_path):
     for m in ours: reference(m)
     uninterrupted(), skipping()
     launch(partial(everything, third), ranks, tmp_path)
-    seen = [json.loads((tmp_path/f'seen{rank}').read_text()) for rank in range(ranks)]
+    seen = [json.loads((tmp_path/f'seen{rank}').read_text(encoding='utf-8')) for rank in range(ranks)]
     for gaps in (s['gaps'] for s in seen):
         assert len(gaps) == len(ours) and max(gaps.values()) < 1e-9, {k: v for k, v in gaps.items() if not v < 1e-9}
     for m in ours: # only servers that ask for clients get them
@@ -179,12 +179,12 @@ def faulty(rank, path):
                dict(checkpoint=path/'of another')):
         try: digits(executor='torchrun:loop', **kw)
         except Exception as e: told.append([type(e).__name__, str(e)])
-    (path/f'told{rank}').write_text(json.dumps(told))
+    (path/f'told{rank}').write_text(json.dumps(told), encoding='utf-8')
 
 def test_an_error_on_one_rank_is_that_of_all(tmp_path):
     digits(1, seed=1).save(tmp_path/'of another')
     launch(faulty, 2, tmp_path)
-    told = [json.loads((tmp_path/f'told{rank}').read_text()) for rank in range(2)]
+    told = [json.loads((tmp_path/f'told{rank}').read_text(encoding='utf-8')) for rank in range(2)]
     assert told[0] == told[1]
     (z, tried), (a, diverged), (b, differ), none, all_none, (c, other) = told[0]
     assert z == 'ValueError' and 'returned inf' in tried
@@ -225,11 +225,11 @@ def unlike(rank, path):
                      proxy=task.x_test[:2] + change.get('proxy', 0), executor='torchrun:loop', progress=False,
                      device='cpu', threads=1 + rank) # which may differ
         except ValueError as e: told[name] = str(e)
-    (path/f'told{rank}').write_text(json.dumps(told))
+    (path/f'told{rank}').write_text(json.dumps(told), encoding='utf-8')
 
 def test_ranks_that_were_given_something_else_are_refused_before_the_first_round(tmp_path):
     launch(unlike, 2, tmp_path, how='spawn') # a forked process waits for ever for the threads that its parent had
-    told = [json.loads((tmp_path/f'told{rank}').read_text()) for rank in range(2)]
+    told = [json.loads((tmp_path/f'told{rank}').read_text(encoding='utf-8')) for rank in range(2)]
     assert told[0] == told[1] and set(told[0]) == set(OTHER)
     for name, (_, *words) in OTHER.items():
         assert told[0][name].startswith('all ranks must be asked for the same run') and len(told[0][name]) < 2000
@@ -251,14 +251,15 @@ def unbelievable(rank, path):
         one = go(bad_clients='skip', executor='vmap')
         gaps = [(one.state.params[k] - v).abs().max().item() for k, v in run.state.params.items()]
         said += [max(gaps), run.history.bad_clients.tolist(), one.history.bad_clients.tolist()]
-    (path/f'told{rank}').write_text(json.dumps(said))
+    (path/f'told{rank}').write_text(json.dumps(said), encoding='utf-8')
 
 @pytest.mark.filterwarnings('ignore:client . returned')
 def test_who_is_beyond_belief_does_not_depend_on_the_number_of_ranks(tmp_path):
     launch(unbelievable, 2, tmp_path)
-    said, gap, ranks, one = json.loads((tmp_path/'told0').read_text())
+    said, gap, ranks, one = json.loads((tmp_path/'told0').read_text(encoding='utf-8'))
     assert ranks == one == ['3', '3'] and gap < 1e-5
-    assert json.loads((tmp_path/'told1').read_text()) == [said] and 'client 3 returned' in said and 'in round 1' in said
+    assert json.loads((tmp_path/'told1').read_text('utf-8')) == [said]
+    assert 'client 3 returned' in said and 'in round 1' in said
 
 def absent(rank, path):
     "The ranks have found each other; then one of them is silent until the other has given up."
@@ -316,7 +317,7 @@ def resumed(rank, path): digits(executor='torchrun:vmap', checkpoint=path/'run')
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='Windows has no SIGKILL')
 def test_a_rank_is_killed_and_others_go_on(tmp_path):
     script, file = tmp_path/'dies.py', tmp_path/'run'
-    script.write_text(DIES)
+    script.write_text(DIES, encoding='utf-8')
     end = torchrun(2, script, file)
     said = end.stderr.split('ConnectionError: ')[-1]
     assert end.returncode and said.startswith('rank 0 of 2 ended in round '), end.stderr[-3000:]
@@ -341,7 +342,7 @@ def test_the_command_on_two_ranks_prints_once(tmp_path):
                            capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})]
     assert ([e.returncode for e in both] == [0, 0]
             and [e.stdout.count('Run of FedAvg()') for e in both] == [1, 1]), both[0].stderr[-3000:]
-    ranks, one = (json.loads((tmp_path/k).read_text()) for k in ('ranks', 'one'))
+    ranks, one = (json.loads((tmp_path/k).read_text(encoding='utf-8')) for k in ('ranks', 'one'))
     assert ranks['settings']['executor'] == 'torchrun:vmap x 2'
     assert all(abs(a[k]-b[k]) < 1e-5
                for a, b in zip(ranks['history'], one['history']) for k in ('accuracy', 'loss', 'train_loss', 'drift'))

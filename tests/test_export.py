@@ -165,19 +165,19 @@ def test_a_clients_own_network_is_the_one_it_uses(tmp_path, method):
     assert right == pytest.approx(run.per_client(TASK, tests)['personal'][1])
     state = run.state_dict(client=1)
     assert any(not torch.equal(v, state[k]) for k, v in run.state_dict().items())
-    text = (run.to_folder(tmp_path, client=1)/'README.md').read_text()
+    text = (run.to_folder(tmp_path, client=1)/'README.md').read_text(encoding='utf-8')
     assert 'model-index' not in text and 'own network of client 1' in text # the accuracy is the server's network's
     back = Run.load(run.save(tmp_path/'run'))
     if method in (PerFedAvg(), FedALA()):
         with pytest.raises(ValueError, match='from its samples, which no file has'): back.predict(TASK.x_test, client=1)
 
 def test_the_card_says_who_takes_part(tmp_path):
-    text = (go(participation=RoundRobin(.5)).to_folder(tmp_path)/'README.md').read_text()
+    text = (go(participation=RoundRobin(.5)).to_folder(tmp_path)/'README.md').read_text(encoding='utf-8')
     assert '4 clients, 1 round, the clients of each by RoundRobin(share=0.5)' in text and 'model-index' in text
 
 def test_the_card_counts_the_rounds_that_were_trained_and_names_who_never_was(tmp_path):
     run = go(participation=.004, without=(0, 2))
     run.settings['rounds'] = 9 # as of a run that was left early
-    text = (run.to_folder(tmp_path)/'README.md').read_text()
+    text = (run.to_folder(tmp_path)/'README.md').read_text(encoding='utf-8')
     assert '4 clients, 1 round, 0.4% of the clients in each, none of the clients 0, 2' in text
-    assert json.loads((tmp_path/'config.json').read_text())['rounds'] == 1
+    assert json.loads((tmp_path/'config.json').read_text(encoding='utf-8'))['rounds'] == 1

@@ -148,8 +148,8 @@ def test_files_of_others_and_newer_ones_are_refused(tmp_path, calm):
         write_tensors(path, {}, dict(format=number))
         with pytest.raises(ValueError, match='another one wrote it') as e: Run.load(path)
         assert not isinstance(e.value, Damaged)
-    told = json.loads(write_json(tmp_path/'r.json', dict(a=1)).read_text())
-    (tmp_path/'r.json').write_text(json.dumps(dict(told, format=files.JSON+1)))
+    told = json.loads(write_json(tmp_path/'r.json', dict(a=1)).read_text(encoding='utf-8'))
+    (tmp_path/'r.json').write_text(json.dumps(dict(told, format=files.JSON+1)), encoding='utf-8')
     with pytest.raises(ValueError, match='a newer one wrote it'): result(tmp_path/'r.json')
 
 def test_a_file_of_another_kind_is_named_and_not_called_damaged(tmp_path, calm):
@@ -163,10 +163,10 @@ def test_a_file_of_another_kind_is_named_and_not_called_damaged(tmp_path, calm):
             with pytest.raises(Damaged, match=f'x is {said}'): read(tmp_path/'x')
 
 def test_results_without_a_checksum_are_taken_as_they_are(tmp_path):
-    (tmp_path/'r.json').write_text('{"accuracy": 0.5}')
+    (tmp_path/'r.json').write_text('{"accuracy": 0.5}', encoding='utf-8')
     assert result(tmp_path/'r.json') == dict(accuracy=.5) and result(tmp_path/'none.json') is None
     for bad in ('', '[]', 'null', '{"a": 1', '{"format": "x"}', '['*9999):
-        (tmp_path/'r.json').write_text(bad)
+        (tmp_path/'r.json').write_text(bad, encoding='utf-8')
         with pytest.warns(UserWarning, match='r.json is damaged.*counts as missing'):
             assert result(tmp_path/'r.json') is None
 
@@ -255,13 +255,13 @@ def test_on_a_disk_of_64_kb(tmp_path):
 
 @needs_links
 def test_symbolic_links_are_not_written_through(tmp_path):
-    (tmp_path/'far').write_text('mine')
+    (tmp_path/'far').write_text('mine', encoding='utf-8')
     for name in ('link', 'dangling'): (tmp_path/name).symlink_to(tmp_path/('far' if name == 'link' else 'nowhere'))
     for name in ('link', 'dangling'):
         with pytest.raises(ValueError, match=f'{name} is a symbolic link to'): write_json(tmp_path/name, dict(a=1))
     with pytest.raises(ValueError, match='symbolic link'): go(1, tmp_path/'dangling')
     with pytest.raises(ValueError, match='symbolic link'): writable(tmp_path/'dangling') # before anybody trains
-    assert (tmp_path/'far').read_text() == 'mine' and not (tmp_path/'nowhere').exists()
+    assert (tmp_path/'far').read_text(encoding='utf-8') == 'mine' and not (tmp_path/'nowhere').exists()
     (tmp_path/'there').mkdir()
     (tmp_path/'here').symlink_to(tmp_path/'there')
     # a folder that is a link is the user's own arrangement
@@ -334,7 +334,7 @@ def test_archives_that_lead_out_of_the_folder_are_refused(tmp_path, make, kw):
 @pytest.mark.parametrize('make', [tar, zipped])
 def test_good_archives_appear_whole(tmp_path, make):
     got = unpack(make(tmp_path/'archive', 'top/deep/er'), tmp_path, 'top')
-    assert (got/'good').read_text() == (got/'deep'/'er').read_text() == 'abc' and not parts(tmp_path)
+    assert (got/'good').read_text('utf-8') == (got/'deep'/'er').read_text('utf-8') == 'abc' and not parts(tmp_path)
     with pytest.raises(FileExistsError, match='is there already'): unpack(tmp_path/'archive', tmp_path, 'top')
 
 class Answer(io.BytesIO):
@@ -389,7 +389,7 @@ def test_of_a_packed_file_that_was_cut_off_the_rest_is_read(tmp_path):
 
 def test_a_packed_folder_packs_again_to_the_same_bytes_and_loses_nothing(tmp_path):
     for n in (3, 1, 2): write_json(tmp_path/'runs'/f'{n}.json', dict(seed=n, accuracy=1/n, setting=dict(lr=.1+.2)))
-    (tmp_path/'runs'/'bad.json').write_text('{')
+    (tmp_path/'runs'/'bad.json').write_text('{', encoding='utf-8')
     with pytest.warns(UserWarning, match='bad.json is damaged'): one = pack(tmp_path/'runs')
     first = one.read_bytes()
     assert [f.name for f in (tmp_path/'runs').iterdir()] == ['bad.json'] # for a person to look at

@@ -747,11 +747,11 @@ def test_the_example_comes_with_the_package(built, tmp_path):
     files = lambda root: {f.relative_to(root).as_posix(): f.read_bytes() for f in root.rglob('*')
                           if f.suffix in ('.py', '.toml')}
     assert files(tmp_path/'mine'/'app') == files(APP) and len(files(APP)) == 4
-    (tmp_path/'mine'/'app'/'app.py').write_text('changed')
-    assert 'is there already' in run().stderr and (tmp_path/'mine'/'app'/'app.py').read_text() == 'changed'
+    (tmp_path/'mine'/'app'/'app.py').write_text('changed', encoding='utf-8')
+    assert 'is there already' in run().stderr and (tmp_path/'mine'/'app'/'app.py').read_text('utf-8') == 'changed'
 
 def test_a_checkout_writes_its_own_example(tmp_path):
-    assert (ff.write_app(tmp_path/'app')/'app.py').read_text() == (APP/'app.py').read_text()
+    assert (ff.write_app(tmp_path/'app')/'app.py').read_text('utf-8') == (APP/'app.py').read_text('utf-8')
 
 # Processes, TLS and a folder for each of five sites
 
@@ -788,7 +788,7 @@ unix = pytest.mark.skipif(os.name == 'nt', reason='Flower starts its processes a
 
 def agreed(**changes):
     "The run config of the example app, as Flower flattens it."
-    said = tomllib.loads((APP/'pyproject.toml').read_text())['tool']['flwr']['app']['config']
+    said = tomllib.loads((APP/'pyproject.toml').read_text(encoding='utf-8'))['tool']['flwr']['app']['config']
     return {f'{k}.{n}' if isinstance(v, dict) else k: u
             for k, v in said.items() for n, u in (v.items() if isinstance(v, dict) else [(k, v)])} | changes
 
@@ -828,7 +828,7 @@ def five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, r
             and run.history['accuracy'].iloc[-1] > .6)
 
 def a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed):
-    wrong, stranger, server = ((d.logs/f'{n}.log').read_text() for n in ('site5', 'site6', 'superlink'))
+    wrong, stranger, server = ((d.logs/f'{n}.log').read_text(encoding='utf-8') for n in ('site5', 'site6', 'superlink'))
     assert 'CERTIFICATE_VERIFY_FAILED' in wrong and 'SuperNode ID' not in wrong, wrong[-2000:]
     assert 'SuperNode ID' not in stranger and 'No SuperNode found with the given public key' in server, stranger[-2000:]
     assert 'is client 5' not in printed and 'is client 6' not in printed
@@ -836,7 +836,7 @@ def a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed):
 def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
     app.mkdir()
     shutil.copy(APP/'pyproject.toml', app)
-    (app/'app.py').write_text(FAULTY)
+    (app/'app.py').write_text(FAULTY, encoding='utf-8')
     begun, timeout = d.folder/'sites'/'4'/'training', 2.5*seconds + 10
     def kill_in_the_middle():
         while not begun.exists(): time.sleep(.1)
@@ -844,7 +844,7 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
     threading.Thread(target=kill_in_the_middle, daemon=True).start()
     printed = d.run(app, method='SCAFFOLD()', rounds=2, least=1, wait=300., timeout=timeout,
                     checkpoint='faulty.safetensors')
-    (d.logs/'faults.log').write_text(printed)
+    (d.logs/'faults.log').write_text(printed, encoding='utf-8')
     run, plan = Run.load(d.folder/'faulty.safetensors'), ff.read_plan(agreed(method='SCAFFOLD()'))
     for line in (r'round 1: the answer of client 1 \(node \d+\) is refused: '
                  r'params/head.weight holds numbers that are not finite',
@@ -869,7 +869,7 @@ def test_a_server_that_lies_to_processes_gets_one_noise_a_round(tmp_path):
     app = tmp_path/'lying'
     app.mkdir()
     shutil.copy(APP/'pyproject.toml', app)
-    (app/'app.py').write_text(LYING)
+    (app/'app.py').write_text(LYING, encoding='utf-8')
     with deploy.Deployment(tmp_path) as d:
         d.superlink()
         d.register('site0')
@@ -877,7 +877,7 @@ def test_a_server_that_lies_to_processes_gets_one_noise_a_round(tmp_path):
         d.run(app, method=NOISY, clients=1, least=1, rounds=1, checkpoint='lies.json',
               test='[[0, 0], [0, 0], [0, 1], [1, 0]]', # each costs a process that imports PyTorch
               **{'model.hidden': '(2,)', 'model.features': 2, 'local.epochs': 1})
-    first, again, moved, beyond = json.loads((tmp_path/'lies.json').read_text())
+    first, again, moved, beyond = json.loads((tmp_path/'lies.json').read_text(encoding='utf-8'))
     assert len(first) == 64 and again == first
     for said, line in ((moved, 'round 1 is asked for, but this site has answered round 1 (answers so far: 1'),
                        (beyond, 'round 2 is asked for, but the plan has 1')): assert line in said, said

@@ -511,7 +511,7 @@ def test_a_checkpoint_knows_its_method_however_it_was_written(tmp_path, monkeypa
 
 def test_batchnorm_is_named():
     net = lambda: build('mlp', TASK, seed=0, norm='batch')
-    with refused('client 0 has 1 samples', 'BatchNorm', '2'): go(net=net(), clients=[[3], [4, 5, 6]])
+    with refused('client 0 has too few samples, 1,', 'BatchNorm', '2'): go(net=net(), clients=[[3], [4, 5, 6]])
     with refused('batch_size=1', 'BatchNorm', 'batch_size=2'): go(net=net(), local=Local(epochs=1, batch_size=1))
 
 @pytest.mark.parametrize('net, local, said', [
@@ -519,12 +519,12 @@ def test_batchnorm_is_named():
     (build('mlp', TASK, seed=0, norm='batch'), Local(epochs=1, batch_size=4), 'BatchNorm, which needs 2')])
 def test_a_client_without_a_batch_is_refused_before_its_turn(net, local, said):
     how = dict(clients=[[*range(8)], [*range(8, 16)], [16]], local=local, participation=RoundRobin(.3), rounds=1)
-    with refused('client 2 has 1 samples', said): go(net=net, **how)
+    with refused('client 2 has too few samples, 1,', said): go(net=net, **how)
     assert len(go(net=net, without=2, **how).history) == 1
 
 def test_a_checkpoint_that_cannot_be_written(tmp_path):
     (tmp_path/'folder').mkdir()
-    (tmp_path/'file').write_text('')
+    (tmp_path/'file').write_text('', encoding='utf-8')
     with refused('folder', 'is a folder; name a file'): go(checkpoint=tmp_path/'folder')
     with refused('cannot be written, as', 'file is a file; name a folder'): go(checkpoint=tmp_path/'file'/'x')
     assert sorted(p.name for p in tmp_path.iterdir()) == ['file', 'folder']
@@ -585,7 +585,7 @@ def test_a_run_is_repeated_from_its_file(words, tmp_path):
     cli(*FAST, *words, '--json', a)
     cli('run', '--quiet', '--from', a, '--json', b)
     cli('run', '--quiet', '--from', a, '--json', c, '--partition', 'iid')
-    one, two, three = (json.loads(f.read_text()) for f in (a, b, c))
+    one, two, three = (json.loads(f.read_text(encoding='utf-8')) for f in (a, b, c))
     said = [one['settings'][k] for k in ('setting', 'asked')]
     assert {k: said[0][k] for k in ('partition', 'seed')} == dict(
         partition='dirichlet(alpha=0.1)' if '--alpha' in words else 'shards(shards_per_client=3)',
@@ -625,7 +625,7 @@ def test_compare_on_the_command_line(tmp_path, capsys, monkeypatch):
              '--out', tmp_path/'c', '--json', tmp_path/'t.json')
     cli(*words)
     assert '\nFedAvg() ' in (out := capsys.readouterr().out) and '±' in out # text begins at the left
-    t = json.loads((tmp_path/'t.json').read_text())
+    t = json.loads((tmp_path/'t.json').read_text(encoding='utf-8'))
     assert t['asked']['setting']['partition'] == 'dirichlet(alpha=0.5)' and t['asked']['seeds'] == [0, 1]
     assert ([r['seed'] for r in t['runs']] == [0, 1] and t['table'][0]['method'] == 'FedAvg()')
     monkeypatch.setattr(runs.Simulation, 'train', lambda *a: pytest.fail('it trains'))

@@ -55,10 +55,11 @@ def test_every_result_travels_to_six_digits_and_settings_and_accuracies_as_they_
 
 def test_the_archive_depends_on_the_results_and_on_nothing_else(tmp_path, packed):
     (tmp_path/'b').mkdir()
-    (tmp_path/'b'/'x.json').write_text(json.dumps(dict(v=1/3, format=2, crc32='0'), indent=1))
-    (tmp_path/'a.json').write_text(json.dumps([float('inf'), 1]))
+    (tmp_path/'b'/'x.json').write_text(json.dumps(dict(v=1/3, format=2, crc32='0'), indent=1), encoding='utf-8')
+    (tmp_path/'a.json').write_text(json.dumps([float('inf'), 1]), encoding='utf-8')
     first = packed(tmp_path)
-    for f in tmp_path.rglob('*.json'): f.write_text(json.dumps(json.loads(f.read_text()))) # another date and layout
+    for f in tmp_path.rglob('*.json'):
+        f.write_text(json.dumps(json.loads(f.read_text('utf-8'))), 'utf-8') # another date and layout
     assert packed(tmp_path) == first
     with tarfile.open(fileobj=io.BytesIO(first)) as tar: said = [(m.name, tar.extractfile(m).read()) for m in tar]
     assert said == [('results/a.json', b'[Infinity,1]'), ('results/b/x.json', b'{"v":0.333333}')]

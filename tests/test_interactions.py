@@ -206,7 +206,7 @@ def test_the_command_line_keeps_them_too(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, '_federate', interrupted_after(6))
     with pytest.raises(SystemExit, match='interrupted; nothing but this table and .*t.json is kept without --out'):
         main([*ask, str(file)])
-    assert len(json.loads(file.read_text())['runs']) == 6 and 'FedProx + FedDecorr' in capsys.readouterr().out
+    assert len(json.loads(file.read_text('utf-8'))['runs']) == 6 and 'FedProx + FedDecorr' in capsys.readouterr().out
     monkeypatch.setattr(cli, '_federate', interrupted_after(0))
     with pytest.raises(SystemExit, match='interrupted; nothing is kept without --out'): main([*ask, str(file)])
 
@@ -222,7 +222,7 @@ def test_the_command_line_is_the_function(tmp_path, capsys):
     main(['interactions', repr(A), repr(B), *quick,
           '--option', 'hidden=(16,)', 'features=8', '--out', str(tmp_path), '--json', str(tmp_path/'t.json')])
     ours = interactions([A, B], seeds=(0,), **QUICK)
-    assert json.loads((tmp_path/'t.json').read_text())['runs'] == ours.content()['runs']
+    assert json.loads((tmp_path/'t.json').read_text(encoding='utf-8'))['runs'] == ours.content()['runs']
     assert (tmp_path/'interactions.png').exists() and 'FedProx + FedDecorr' in capsys.readouterr().out
     with pytest.raises(SystemExit, match='at least two'): main(['interactions', repr(A), '--quiet'])
 

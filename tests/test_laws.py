@@ -129,7 +129,7 @@ def test_equal_batches_are_as_many_and_hold_every_sample_once(n):
     assert all((index[t, m:] == index[t, 0]).all() for t, m in enumerate(counts)) # empty places repeat the first
 
 def test_equal_batches_leave_none_that_is_too_small():
-    with pytest.raises(ValueError, match='client 0 has 1 samples, and the network has BatchNorm'):
+    with pytest.raises(ValueError, match='client 0 has too few samples, 1, for a network with BatchNorm'):
         plan([torch.arange(1)], [0], Local(equal_batches=True), min_batch=2)
     with pytest.raises(ValueError, match='equal_batches=True.*drop_last'): Local(drop_last=True, equal_batches=True)
 

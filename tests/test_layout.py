@@ -19,7 +19,7 @@ def graph_of(tmp_path):
         for name, source in files.items():
             f = tmp_path/'p'/name
             f.parent.mkdir(parents=True, exist_ok=True)
-            f.write_text(source)
+            f.write_text(source, encoding='utf-8')
         return imports.imports(tmp_path/'p')
     return graph
 

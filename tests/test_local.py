@@ -101,7 +101,7 @@ def test_an_optimiser_that_assigns_is_refused(optimizer, executor):
     (lambda: Decay(.1, -1), 'factor=-1'), (lambda: Cosine(.1, 10, to=.2), 'to=0.2'), (lambda: Rates(()), 'rates='),
     (lambda: Warmup('x', 3), "then='x'"), (lambda: Between(3, 2), 'high=2'), (lambda: Stragglers(3, 2), 'share=2'),
     (lambda: Adam(betas=(.9,)), 'betas='), (lambda: Adam(eps=0), 'eps=0'), (lambda: SGD(nesterov=1), 'nesterov=1'),
-    (lambda: Local(lr=Cosine(.1, 5)).at(5), r'Cosine\(.*is 0.0 after 5 rounds')])
+    (lambda: Local(lr=Cosine(.1, 5)).at(5), r'Cosine\(.*is 0.0 in round 6')])
 def test_what_cannot_be_is_refused_by_name(make, word):
     with pytest.raises(ValueError, match=word): make()
 
@@ -190,7 +190,7 @@ class Odd(Effort):
 @pytest.mark.parametrize('local,word', [
     (Local(steps=(3, 4)), 'steps has 2 numbers'), (Local(epochs=(1,)*4), 'epochs has 4 numbers.*5 clients'),
     (Local(steps=(1,)*6), 'steps has 6 numbers'), (Local(epochs=(1,)*6), 'epochs has 6 numbers'),
-    (Local(steps=Odd()), 'client 0 -1 steps'), (Local(lr=Cosine(.1, 2)), 'after 2 rounds')])
+    (Local(steps=Odd()), 'client 0 -1 steps'), (Local(lr=Cosine(.1, 2)), 'in round 3')])
 def test_what_does_not_fit_is_refused_before_the_first_round(local, word):
     with pytest.raises(ValueError, match=word): trained(local=local)
 
@@ -358,6 +358,7 @@ def test_a_state_without_room_for_what_is_kept_is_refused():
     (SCAFFOLD(), Local(optimizer=Adam()), 'SCAFFOLD reckons with.*Adam'),
     (FedProx() + FedNova(), Local(optimizer=AdamW()), 'FedNova reckons with.*AdamW'),
     (FedNova(), Local(optimizer=SGD(kept=True)), 'FedNova.*kept=False'),
+    (SCAFFOLD() + FedNova(), Local(optimizer=Adam()), '^SCAFFOLD reckons with the length'),
     (SCAFFOLD() + FedRep(), Local(epochs=5), 'SCAFFOLD reckons with all steps.*FedRep'),
     (FedDecomp() + FedProx() + FedNova(), Local(epochs=5), 'FedNova reckons with all steps.*FedDecomp'),
     (FedRep(), Local(steps=3), 'FedRep.*steps=3'), (FedRep(), Local(epochs=Between(2, 3)), 'FedRep.*Between')])
@@ -408,4 +409,4 @@ def test_arrays_are_tuples_of_numbers():
 
 def test_countless_rounds_and_clients_are_looked_at_in_their_turn():
     Local(lr=Decay(.1, .9999)).check(10**9, 10**4)
-    with pytest.raises(ValueError, match='after 3 rounds'): Local(lr=Cosine(.1, rounds=3)).check(1, 10**9)
+    with pytest.raises(ValueError, match='in round 4'): Local(lr=Cosine(.1, rounds=3)).check(1, 10**9)

@@ -340,10 +340,10 @@ def test_a_task_without_test_samples_is_refused_before_training():
 
 def test_a_metric_that_comes_too_late_is_said(tmp_path):
     go(checkpoint=tmp_path/'run')
-    with pytest.warns(UserWarning, match='run: hits was not measured in the first 2 rounds'):
+    with pytest.warns(UserWarning, match='run: hits was not measured before round 3'):
         late = go(checkpoint=tmp_path/'run', metrics=dict(hits=hits))
     assert 'hits' not in late.history
-    with pytest.warns(UserWarning, match='run: hits was not measured in the first 2 rounds'):
+    with pytest.warns(UserWarning, match='run: hits was not measured before round 3'):
         assert go(rounds=3, checkpoint=tmp_path/'run', metrics=dict(hits=hits)).history['hits'].notna().sum() == 1
     go(rounds=4, checkpoint=tmp_path/'run')
     back = go(rounds=5, checkpoint=tmp_path/'run', metrics=dict(hits=hits)).history.iloc[-1]

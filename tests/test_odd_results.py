@@ -23,15 +23,15 @@ def test_a_report_names_what_is_odd_and_shows_the_rest(folder, capsys):
     a, b, c, d, *_ = sorted((folder/'digits').glob('*.json'))
     a.unlink()
     b.write_bytes(b.read_bytes()[:-50])
-    short = json.loads(c.read_text())
+    short = json.loads(c.read_text(encoding='utf-8'))
     for k in ('format', 'crc32'): short.pop(k)
     whole = dict(short, setting=dict(short['setting'], rounds=99))
     short['history'] = {k: v[:1] for k, v in short['history'].items()}
     write_json(c, short)
     write_json(folder/'digits'/'longer.json', whole)
     write_json(folder/'digits'/'mine.json', dict(a=1))
-    (folder/'digits'/'text.json').write_text('hello')
-    (folder/'digits'/'list.json').write_text('[1]')
+    (folder/'digits'/'text.json').write_text('hello', encoding='utf-8')
+    (folder/'digits'/'list.json').write_text('[1]', encoding='utf-8')
     write_json(folder/'digits'/'odd.json', dict(setting='x'))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')

@@ -177,7 +177,7 @@ def leaf(folder, name, halves):
         (folder/'leaf'/'data'/name/'data'/part).mkdir(parents=True)
         for i, (user, (x, y)) in enumerate(users.items()): # a file each
             said = dict(users=[user], num_samples=[len(y)], user_data={user: dict(x=x, y=y)})
-            (folder/'leaf'/'data'/name/'data'/part/f'all_data_{i}.json').write_text(json.dumps(said))
+            (folder/'leaf'/'data'/name/'data'/part/f'all_data_{i}.json').write_text(json.dumps(said), encoding='utf-8')
 
 def test_a_table_that_was_changed_is_read_anew(wards, tmp_path):
     words = f"table(path='{(path := tmp_path/'wards.csv')}', y='room')"

@@ -179,7 +179,7 @@ def test_pictures(parts):
     (lambda: quantity_skew(Y, clients=0), "clients=0"),
     (lambda: concept_shift(load("digits"), 11), "concepts=11 must be a whole number between 2 and 10"),
     (lambda: classes_per_client(Y, classes=11), "classes=11 .* between 1 and 10"),
-    (lambda: classes_per_client([0, 0, 0, 0, 1], 4, 2), "class 1 has 1 samples for 4 owners"),
+    (lambda: classes_per_client([0, 0, 0, 0, 1], 4, 2), "class 1 has too few samples, 1, for its 4 owners"),
     (lambda: shards(Y, 100, 13), "shards_per_client=13 .* between 1 and 12"),
     (lambda: shards(Y, 4, 2, pure=True), "at least 10 shards"),
     (lambda: dirichlet_mixture(Y, train=1300), "lower train=1300 or raise alpha"),

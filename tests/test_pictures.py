@@ -22,7 +22,7 @@ def tiny(tmp_path):
     base = tmp_path/'tiny-imagenet-200'
     for wnid in ('n01', 'n02'): picture(base/'train'/wnid/'images'/f'{wnid}_0.JPEG')
     for n in range(2): picture(base/'val'/'images'/f'val_{n}.JPEG')
-    (base/'val'/'val_annotations.txt').write_text('val_0.JPEG\tn01\t0\t0\t1\t1\nval_1.JPEG\tn02\t0\t0\t1\t1\n')
+    (base/'val'/'val_annotations.txt').write_text('val_0.JPEG\tn01\t0\t0\t1\t1\nval_1.JPEG\tn02\t0\t0\t1\t1\n', 'utf-8')
     return base
 
 def bomb(path, side, rows=0):
@@ -46,8 +46,8 @@ def textbomb(path):
 
 HARMS = dict(huge=lambda p: bomb(p, 50_000), large=lambda p: bomb(p, 13_000), cut=cut,
              empty=lambda p: p.write_bytes(b''),
-             text=lambda p: p.write_text('no picture'), pipe=lambda p: os.mkfifo(p), folder=lambda p: p.mkdir(),
-             comment=textbomb, postscript=lambda p: p.write_text('%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n'),
+             text=lambda p: p.write_bytes(b'no picture'), pipe=lambda p: os.mkfifo(p), folder=lambda p: p.mkdir(),
+             comment=textbomb, postscript=lambda p: p.write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n'),
              real=lambda p: Image.new('F', (8, 8)).save(p, 'tiff'))
 
 @needs_fork
@@ -115,7 +115,7 @@ def test_too_few_pictures_are_named(tmp_path):
     ('../../../secret.JPEG\tn01\n', 'line 1.*leads out of the folder'),
     ('/etc/x.JPEG\tn01\n', 'leads out of the folder')])
 def test_annotations_that_do_not_fit_are_named(tmp_path, tiny, text, said):
-    (tiny/'val'/'val_annotations.txt').write_text(text)
+    (tiny/'val'/'val_annotations.txt').write_text(text, encoding='utf-8')
     with pytest.raises(ValueError, match=rf'val_annotations.txt.*{said}'): load('tiny_imagenet', tmp_path)
 
 def test_annotations_that_are_no_text_are_named(tmp_path, tiny):
@@ -141,8 +141,8 @@ def test_pictures_of_another_kind_are_said(tmp_path):
     for n in range(4):
         for c in 'ab': picture(tmp_path/c/f'{n}.png', colour=(60*n, 40*n, 80*n))
     picture(tmp_path/'b'/'scan.bmp')
-    (tmp_path/'b'/'.hidden').write_text('')
-    with pytest.warns(UserWarning, match='1 files are not read, first .*scan.bmp; pictures must be'):
+    (tmp_path/'b'/'.hidden').write_text('', encoding='utf-8')
+    with pytest.warns(UserWarning, match='not read: 1 file, first .*scan.bmp; pictures must be'):
         Task.from_folder(tmp_path, size=4, test=.5)
 
 @pytest.mark.parametrize('where, stray, many', [
@@ -155,8 +155,8 @@ def test_pictures_outside_the_folders_of_classes_are_said(tmp_path, where, stray
     for n, name in enumerate(stray): picture(tmp_path/name, colour=(9*n, 7*n, 5*n))
     for name in ('README.md', 'a/.ipynb_checkpoints/0.png'):
         (tmp_path/where/name).parent.mkdir(exist_ok=True)
-        (tmp_path/where/name).write_text('')
-    with pytest.warns(UserWarning, match=f'^{many} files are not read, first .*png; .* in the folder of a class$'):
+        (tmp_path/where/name).write_text('', encoding='utf-8')
+    with pytest.warns(UserWarning, match=f'^not read: {many} files?, first .*png; .* in the folder of a class$'):
         Task.from_folder(tmp_path, size=4, test=.5)
 
 def test_a_photo_taken_with_the_camera_turned_stands_upright(tmp_path):

@@ -72,6 +72,6 @@ def test_the_file_is_packed_without_losing_a_digit(tmp_path):
     some = {n: vectors()[n] for n in ('pfllib_fedavg', 'pfllib_fedprox', 'flgo_powerofchoice')}
     for n, v in some.items():
         given = {k: v[k] for k in v if k != 'rounds'} | ({'expect_rounds': v['rounds']} if 'rounds' in v else {})
-        (tmp_path/f'{n}.json').write_text(json.dumps(given | dict(why='ours', known=1.)))
+        (tmp_path/f'{n}.json').write_text(json.dumps(given | dict(why='ours', known=1.)), encoding='utf-8')
     pack(tmp_path, tmp_path/'some.xz')
     assert vectors.__wrapped__(tmp_path/'some.xz') == some

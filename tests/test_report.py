@@ -197,13 +197,13 @@ def test_the_command_line_writes_it(tmp_path, capsys):
     quick = ['run', '--quiet', '--rounds', '2', '--epochs', '1', '--clients', '4', '--option', 'hidden=(16,)']
     main([*quick, '--without', '3', '--report', str(one), '--save', str(file)])
     main(['report-run', str(file), '--to', str(two)])
-    assert one.read_bytes() == two.read_bytes() and re.search(r'Tensors alone, [\d.]+ .B went', one.read_text())
-    assert 'Left out of the run from the beginning: 3' in one.read_text()
+    assert one.read_bytes() == two.read_bytes() and re.search(r'Tensors alone, [\d.]+ .B went', one.read_text('utf-8'))
+    assert 'Left out of the run from the beginning: 3' in one.read_text(encoding='utf-8')
     main(['report-run', str(file), '--root', str(tmp_path), '--no-again'])
     assert (tmp_path/'run.html').exists() and 'two.html' in capsys.readouterr().out
     run(rounds=1).save(file) # from Python: nobody knows the clients
     main(['report-run', str(file)])
-    assert 'nor who had which sample' in (tmp_path/'run.html').read_text()
+    assert 'nor who had which sample' in (tmp_path/'run.html').read_text(encoding='utf-8')
 
 # -- in a browser
 
@@ -276,3 +276,8 @@ def test_schedules_that_end_and_values_of_ones_own(tmp_path, lr):
     assert {**there, 'drawn': 0, 'missing': 0, 'clients': 0} == {**f, 'drawn': 0, 'missing': 0, 'clients': 0}
     one, other = first.without(client=1), back.without(client=1, task=TASK, clients=CLIENTS, **own)
     assert all(torch.equal(v, other.run.state.params[k]) for k, v in one.run.state.params.items())
+
+def test_the_rounds_are_those_that_were_run():
+    early = next(federating(net(), TASK, CLIENTS, FedAvg(), rounds=9, **FAST))
+    html = page(facts(early, again=False))
+    assert '6 clients on digits, 1 round: accuracy' in html and '<th scope="row">rounds</th>' not in html

@@ -347,3 +347,11 @@ def test_a_column_that_no_run_has_costs_none_of_them():
     with pytest.warns(UserWarning, match="these runs have no 'losss'; there are round, train_loss"):
         seen = run_module.compare([FedAvg()], columns=('accuracy', 'f1', 'losss'), **kw)
     assert [*seen] == ['method', 'seed', 'accuracy']
+
+def test_a_comparison_in_a_folder_of_longer_runs_shows_the_rounds_that_were_asked_for(tmp_path):
+    kw = dict(clients=4, seeds=1, local=Local(steps=1))
+    run_module.compare([FedAvg()], rounds=3, folder=tmp_path, **kw)
+    for history in (False, True):
+        with pytest.warns(UserWarning, match='this is the run after 3 .a comparison shows round 2'):
+            got = run_module.compare([FedAvg()], rounds=2, folder=tmp_path, history=history, **kw)
+        assert got.equals(run_module.compare([FedAvg()], rounds=2, history=history, **kw))

@@ -172,7 +172,7 @@ def test_commands_of_a_page_run_in_an_empty_folder(page, empty, capsys):
     shutil.copy('wards.csv', empty)
     os.chdir(empty)
     made['folder'].cleanup()
-    Path('mine.py').write_text(MINE)
+    Path('mine.py').write_text(MINE, encoding='utf-8')
     for asked in RUN[page]: main([*asked, *SHORTER.get(asked[0], [])])
     assert capsys.readouterr().out
 

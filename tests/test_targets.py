@@ -243,9 +243,9 @@ def test_tests_of_clients_validation_file_report_and_leaving_out(name, tmp_path)
     assert said.shape == task.y_test.shape
     assert len(run.per_client(task, run.origin.tests)) == 3
     run.report(tmp_path/'run.html', again=False)
-    assert first.replace('_', ' ') in (tmp_path/'run.html').read_text()
+    assert first.replace('_', ' ') in (tmp_path/'run.html').read_text(encoding='utf-8')
     run.to_folder(tmp_path/'card')
-    card = (tmp_path/'card'/'README.md').read_text()
+    card = (tmp_path/'card'/'README.md').read_text(encoding='utf-8')
     assert dict(numbers='tabular-regression', dense='image-segmentation').get(name, 'tabular-classification') in card
     w = run.without(1)
     assert first.replace('_', ' ') in repr(w) and {first, 'without', 'difference'} <= {*w.history}

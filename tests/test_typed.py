@@ -31,7 +31,7 @@ def test_leaves_alone(text): assert list(typed.found(text)) == []
 def page(folder, *cells):
     (folder/'methods').mkdir(exist_ok=True)
     cells = [dict(cell_type=kind, source=[text]) for kind, text in cells]
-    (folder/'methods'/'x.ipynb').write_text(json.dumps(dict(cells=cells)))
+    (folder/'methods'/'x.ipynb').write_text(json.dumps(dict(cells=cells)), encoding='utf-8')
 
 def test_names_page_cell_and_words(tmp_path):
     page(tmp_path, ('code', 'print("0.78 ± 0.04")'), ('markdown', '# Title'), ('markdown', 'Ahead by six points.'),

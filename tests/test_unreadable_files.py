@@ -170,7 +170,7 @@ def test_an_unfinished_file_is_swept_when_its_owner_is_gone_whatever_the_clock_s
                                  tmp_path/'.a.json.notes.part')
     far = make('a.json', gone.pid, 'elsewhere')       # where this number may be alive
     for f in (dead, alive, other, notes, far):
-        f.write_text('half')
+        f.write_text('half', encoding='utf-8')
         if f != dead: os.utime(f, (time.time() - 10**6,)*2)
     write_json(tmp_path/'a.json', dict(a=1))
     assert not dead.exists() and alive.exists() and other.exists() and notes.exists() and far.exists()
@@ -196,7 +196,7 @@ def refuse(word): raise AssertionError(f'{word} is no JSON')
 
 def test_what_is_not_finite_is_written_as_json_that_others_read(tmp_path):
     said = dict(loss=[math.inf, -math.inf, math.nan, .5], text='NaN "Infinity" \\ -Infinity', deep=dict(a=math.nan))
-    text = write_json(tmp_path/'r.json', said).read_text()
+    text = write_json(tmp_path/'r.json', said).read_text(encoding='utf-8')
     json.loads(text, parse_constant=refuse)
     read = read_json(tmp_path/'r.json')
     assert read == dict(said, loss=[math.inf, -math.inf, None, .5], deep=dict(a=None))
@@ -215,14 +215,14 @@ def test_the_command_line_writes_strict_json(tmp_path, monkeypatch):
     real = Simulation.score_global
     monkeypatch.setattr(Simulation, 'score_global', lambda *a: dict(real(*a), loss=math.inf))
     main(['run', '--quiet', '--rounds', '1', '--epochs', '1', '--alpha', 'inf', '--json', str(tmp_path/'a.json')])
-    read = json.loads((tmp_path/'a.json').read_text(), parse_constant=refuse)
+    read = json.loads((tmp_path/'a.json').read_text(encoding='utf-8'), parse_constant=refuse)
     assert read['settings']['setting']['partition'] == 'dirichlet(alpha=inf)' and read['history'][0]['loss'] == math.inf
     monkeypatch.undo()
     main(['run', '--quiet', '--from', str(tmp_path/'a.json'), '--json', str(tmp_path/'b.json')])
-    same = lambda f: [row['accuracy'] for row in json.loads((tmp_path/f).read_text())['history']]
+    same = lambda f: [row['accuracy'] for row in json.loads((tmp_path/f).read_text(encoding='utf-8'))['history']]
     assert same('a.json') == same('b.json')
 
 def test_a_format_that_is_no_number_is_named(tmp_path):
     for form in ('x', [1], True, 2.5, None):
-        (tmp_path/'r.json').write_text(json.dumps(dict(a=1, format=form, crc32=files._sum(dict(a=1)))))
+        (tmp_path/'r.json').write_text(json.dumps(dict(a=1, format=form, crc32=files._sum(dict(a=1)))), 'utf-8')
         with pytest.raises(Damaged, match='r.json is damaged: its format is'): read_json(tmp_path/'r.json')

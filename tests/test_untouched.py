@@ -21,6 +21,7 @@ from fedlit.batches import batches_of
 from fedlit.compare import compare, run_together
 from fedlit.laws import check
 from fedlit.papers.interactions import interactions
+from fedlit.networks import MixedRun
 from fedlit.portrait import portrait
 from fedlit.scale.capacity import traffic
 from fedlit.local import Local
@@ -472,3 +473,11 @@ def test_a_layer_with_two_names_keeps_its_own_tensors(statistics):
     assert all(isinstance(v, nn.Parameter) and v.requires_grad for v in run.model.parameters())
     assert all(torch.equal(v, before[k]) for k, v in run.model.state_dict().items())
     assert run.model.like.weight is run.model.again.weight
+
+def test_a_run_is_loaded_whatever_the_default_device(tmp_path):
+    run, other = go(FedPer()), federate([Plain()]*5, ROWS, CLIENTS, FedPer(), 1, LOCAL, progress=False)
+    run.save(tmp_path/'run')
+    other.save(tmp_path/'several')
+    with torch.device('meta'):
+        one, several = Run.load(tmp_path/'run', model=run.model), MixedRun.load(tmp_path/'several', [run.model]*5)
+    assert same(run, one) and same(other.runs[0], several.runs[0])

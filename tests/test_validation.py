@@ -153,13 +153,13 @@ def test_words_have_them_and_so_has_the_command_line(tmp_path):
     assert tuple(small.x_val.shape) == (100, 1, 4, 4) and len(small.y_train) == 400
     main(['run', '--quiet', '--rounds', '2', '--epochs', '1', '--validation', '.1', '--json',
           str(file := tmp_path/'run.json')])
-    assert all('validation' in row for row in json.loads(file.read_text())['history'])
+    assert all('validation' in row for row in json.loads(file.read_text(encoding='utf-8'))['history'])
 
 def test_the_command_line_shows_what_to_choose_by(tmp_path, capsys):
     ask = ['compare', '--quiet', '--rounds', '2', '--epochs', '1', '--seeds', '2', '--methods', 'FedPer()', 'FedProx()']
     main([*ask, '--validation', '.2', '--json', str(file := tmp_path/'all.json')])
     head, *lines = (out := capsys.readouterr().out).splitlines()
-    said = json.loads(file.read_text())
+    said = json.loads(file.read_text(encoding='utf-8'))
     last = [run['history'][-1]['validation'] for run in said['runs'] if 'FedPer' in run['method']]
     assert said['table'][0]['validation'] == format(spread(last), '.4f') and said['table'][0]['validation'] in lines[0]
     assert head.split()[:5] == ['method', 'accuracy', 'personal', 'validation', 'validation_personal']

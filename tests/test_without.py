@@ -86,11 +86,12 @@ def test_a_run_that_went_on_is_compared_where_both_were_tested(tmp_path):
     assert w.before.history.accuracy.dropna().index.tolist() == [1, 3, 4]
     assert w.history['round'].tolist() == [2, 4, 5] and 'after round 5' in repr(w)
     later = run(rounds=9, **{**how, 'evaluate_every': 7}, minutes=0).without(3) # a round that is not tested
-    assert later.run.state.round == 6 and later.difference == w.difference
+    assert later.run.state.round == 6 and 'after round 6' in repr(later) # the run is replayed, and tested there
+    assert later.before.last['accuracy'] + later.difference == pytest.approx(later.run.last['accuracy'])
     *_, broken = zip(range(3), federating(net(), TASK, CLIENTS, FedAvg(), rounds=9, evaluate_every=2, **FAST))
     w, seen = broken[1].without(3), broken[1].influence([3])
-    assert w.history['round'].tolist() == [2] and 'after round 2' in repr(w)
-    assert seen.difference[0] == w.difference == w.run.history.accuracy[1] - broken[1].history.accuracy[1]
+    assert w.history['round'].tolist() == [2, 3] and 'after round 3' in repr(w) # a replay is tested where it ends
+    assert seen.difference[0] == w.difference == w.run.history.accuracy[2] - run(rounds=3).history.accuracy[2]
 
 def test_a_run_that_was_not_tested_yet_is_refused():
     early = next(federating(net(), TASK, CLIENTS, FedAvg(), rounds=9, evaluate_every=2, **FAST))
@@ -180,3 +181,14 @@ def test_clients_to_leave_out_may_be_written_in_any_way(which):
 def test_what_is_no_client_is_not_left_out(which):
     with pytest.raises(TypeError, match='client numbers'): federate(net(), TASK, CLIENTS, FedAvg(), 1, without=which)
     with pytest.raises(TypeError, match='client numbers'): run(rounds=1).without(which)
+
+class Breaks(FedAvg):
+    "Its server diverges in the second round."
+    def merge(self, delta, server, round): return {k: v*(torch.nan if round else 1) for k, v in delta.items()}, server
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_run_that_diverged_is_compared_in_its_last_round():
+    first = run(Breaks(), rounds=2, bad_clients='report')
+    w, each = first.without(3), first.influence([3])
+    assert w.history['round'].tolist() == [1] and np.isnan(w.difference) and repr(w).endswith('after round 2')
+    assert each[['accuracy', 'without', 'difference']].isna().all().all()

@@ -18,6 +18,7 @@ from itertools import islice
 from xml.etree import ElementTree
 from .without import describe_difference, rebuild_request
 from ..ground.files import write_file
+from ..ground.messages import counted
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, first_of, spectrum
 from ..figure import against_rounds, palette, spectra as draw_spectra, style
@@ -451,7 +452,7 @@ def numbers(f):
 # %% ../../nbs/after/report.ipynb #387127b7
 def _settings(f):
     "The settings of the run, as an HTML table."
-    s, elsewhere = f['settings'], ('sizes', 'fingerprint', 'setting', 'asked')
+    s, elsewhere = f['settings'], ('sizes', 'fingerprint', 'setting', 'asked', 'rounds') # `rounds` was asked for
     marks = {k: v for k, v in (s.get('fingerprint') or {}).items() if isinstance(v, str)}
     rows = dict(method=f['method']) | {k: v for k, v in s.items() if k not in elsewhere} | marks
     words = lambda v: ', '.join(f'{k}={u}' for k, u in v.items()) if isinstance(v, dict) else str(v)
@@ -463,9 +464,10 @@ def _summary(f):
     bad = sum(bool(r.get('bad_clients')) for r in f['rounds'])
     own = (f"; clients' own networks {form(last['personal'])} on their own test samples"
            if last.get('personal') is not None else '')
-    return (f"{len(f['clients'])} clients on {f['settings'].get('task')}, {f['rounds'][-1]['round']} rounds: "
+    return (f"{counted(len(f['clients']), 'client')} on {f['settings'].get('task')}, "
+            f"{counted(f['rounds'][-1]['round'], 'round')}: "
             f"{first.replace('_', ' ')} {form(last.get(first))}{own}. "
-            + (f'In {bad} rounds a result was bad.' if bad else 'Every result was sound.'))
+            + (f"In {counted(bad, 'round')} a result was bad." if bad else 'Every result was sound.'))
 
 # %% ../../nbs/after/report.ipynb #7c1d20cd
 def page(

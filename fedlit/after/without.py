@@ -10,7 +10,7 @@ __all__ = ['fingerprint_of', 'describe_difference', 'rebuild_request', 'federati
 import copy, pandas as pd, torch
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
-from math import gcd
+from math import gcd, nan
 from tqdm import tqdm
 from ..engine.guard import Guard
 from ..batches import CRITERIA
@@ -92,6 +92,9 @@ def same_federation(
 ) -> Federation: # without checkpoint and time limit
     "The request of a run, to repeat it; a ValueError if something given differs from what the run had."
     if not run.state.round: raise ValueError("this run has no round yet")
+    if 'tested' in run.settings: # see `fedlit.networks`
+        raise ValueError("this run is one of several networks, which go on hearing from each other; call `federate` "
+                         "with all of them again, such as with without=(3,)")
     if not len(rows := keep_tested(run.history)):
         raise ValueError("no test of this run has a number to compare: it stopped before the first test, or diverged")
     executor = run.settings['executor']
@@ -110,6 +113,7 @@ def same_bits(
     origin, # Federation of that run
 ) -> bool: # False: for a fair comparison, replay the run itself too
     "Would a replay on this machine give the recorded run bit for bit?"
+    if first_of(run.history) not in run.last: return False # its last round was not tested, that of a replay is
     if run.origin is not None: return True
     device = origin.resolve().device
     here = dict(versions(device), device=device)
@@ -126,8 +130,8 @@ class Without:
     def first(self): return first_of(self.before.history) # what is compared, 'accuracy' for classes
     @property
     def difference(self):
-        "The difference of the accuracies on the whole test set after the last round of `history`, a share."
-        return float(self._last['difference'])
+        "The difference of the accuracies on the whole test set after the last round, a share; NaN if one diverged."
+        return self._last['without'] - self._last[self.first]
     @property
     def history(self):
         "A DataFrame, one row per round tested in both runs: accuracy, accuracy without the clients, the difference."
@@ -135,7 +139,8 @@ class Without:
         both = a.merge(b.rename(columns={self.first: 'without'}), on='round')
         return both.assign(difference=both['without'] - both[self.first])
     @property
-    def _last(self): return self.history.tail(1).reset_index(drop=True).reindex([0]).iloc[0] # NaN if there is none
+    def _last(self): # NaN if not measured
+        return {k: r.last.get(self.first, nan) for k, r in ((self.first, self.before), ('without', self.run))}
     @property
     def moved(self):
         "Distance between the two networks, relative to how far the first run moved from its initial parameters."
@@ -144,10 +149,10 @@ class Without:
 # %% ../../nbs/after/without.ipynb #83a8fb4c
 @patch
 def __repr__(self:Without):
-    a, b, r = self._last[[self.first, 'without', 'round']]
+    a, b = self._last.values()
     more = f'{100*self.difference:+.1f} points' if self.first == 'accuracy' else f'{self.difference:+.3g}'
     return (f"Without {name_clients(self.left)}: {self.first.replace('_', ' ')} {b:.3f} instead of {a:.3f} ({more}) "
-            f"after round {r:.0f}")
+            f"after round {self.run.state.round}")
 
 # %% ../../nbs/after/without.ipynb #5bd0dd7e
 @patch
@@ -221,7 +226,7 @@ def influence(
     for k in tqdm(who, desc='without each client', disable=not origin.progress):
         w = Without((k,), then, replace(origin, without=(*origin.without, k), progress=False).run())
         own = w.clients().iloc[k]
-        rows.append(dict(client=k, samples=own['samples'], **w._last[[w.first, 'without', 'difference']],
+        rows.append(dict(client=k, samples=own['samples'], **w._last, difference=w.difference,
                          own=own['global difference'], moved=w.moved))
     return pd.DataFrame(rows)
 

@@ -8,6 +8,7 @@ __all__ = ['card']
 # %% ../../nbs/engine/card.ipynb #cd031a1a
 import json
 from ..data import TARGETS
+from ..ground.messages import counted
 
 # %% ../../nbs/engine/card.ipynb #cd069173
 _KINDS = {'class': ('text-classification', 'image-classification', 'tabular-classification'), # for text, image, table
@@ -52,13 +53,13 @@ def _table(rows): return '\n'.join(['| | |', '|---|---|', *(f'| {k} | {v} |' for
 
 # %% ../../nbs/engine/card.ipynb #cd094829
 def _training_table(facts): # a table of how the network was trained
-    s, many = facts['settings'], lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
+    s = facts['settings']
     how = s.get('participation', 1)
     who = f'{100*how:.3g}% of the clients in each' if isinstance(how, (int, float)) else f'the clients of each by {how}'
     if without := s.get('without'): who += f", none of the clients {', '.join(map(str, without))}"
     return _table({
         'method': f"`{facts['method']}`", 'data': s.get('task'), 'network': facts['own'] or s.get('model'),
-        'federation': f"{many(s.get('clients'), 'client')}, {many(facts['rounds'], 'round')}, {who}",
+        'federation': f"{counted(s.get('clients'), 'client')}, {counted(facts['rounds'], 'round')}, {who}",
         'local training': ', '.join(f'{k} {v}' for k, v in (s.get('local') or {}).items()),
         'seed': s.get('seed'), 'versions': f"fedlit {s.get('fedlit')}, torch {s.get('torch')}"})
 

@@ -174,7 +174,7 @@ def check_clients(
     at, steps = bad.nonzero()[:, 0].tolist(), drift.to(out['loss'].device)
     out = dict(out, who=torch.tensor(who), drift=drift, bad=bad, loss=loss)
     if at:
-        more = f"; {len(at)-1} more of {len(who)} clients are bad too" if len(at) > 1 else ''
+        more = f"; so {'is' if len(at) == 2 else 'are'} {len(at)-1} more of {len(who)} clients" if len(at) > 1 else ''
         wrong = dict(zip([who[i] for i in at], blame(guard, who, out, before, steps, at)))
         act(guard, f"client {who[at[0]]} {wrong[who[at[0]]]}{more}; {advice(wrong)}")
     suspects = (odd & ~bad).nonzero()[:, 0].tolist()
@@ -215,7 +215,7 @@ def check_server(guard, before, after, columns):
     size = lengths({k: v[None] for k, v in after.params.items()}, before.params).item()
     what = (f"produced NaN or infinity in round {after.round}, first in {first.split('/', 1)[1]}" if first
             else f"was of length {size:.3g} in round {after.round}")
-    act(guard, f"the server's step {what}, though every client's update was sound; "
+    act(guard, f"the server's step {what}, though every update that it averaged was sound; "
                 "look at the method's own part in it: momentum, learning rate, distillation, noise")
     if guard.then == 'skip': after = replace(before, round=after.round)
     return after, dict(columns, bad_clients=f"{columns['bad_clients']} server".strip())

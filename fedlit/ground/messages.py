@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'CLASS_SETTINGS', 'NOTICE', 'EXTRA_METHODS', 'check_names', 'match_name', 'unknown_name', 'check_record',
            'as_python', 'as_declared', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor', 'is_logits',
            'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn',
-           'hide_lines_of_warnings', 'first_line', 'table_lines']
+           'hide_lines_of_warnings', 'first_line', 'counted', 'table_lines']
 
 # %% ../../nbs/ground/messages.ipynb #d959803e
 import inspect, sys, warnings
@@ -291,6 +291,11 @@ def first_line(
     "The essence of an exception: its first compiler error, else its first line, else its type."
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return next((line for line in lines if ' error: ' in line), lines[0]).strip()[:200]
+
+def counted(n, noun): # noun: singular of what is counted
+    "A number and a noun, such as '1 round' or '2 rounds'."
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
 
 # %% ../../nbs/ground/messages.ipynb #tbl00002
 def table_lines(

@@ -9,6 +9,7 @@ __all__ = ['statistics', 'mixtures', 'FedPAC']
 import torch
 from fastcore.basics import patch
 from ..batches import valid_mean
+from ..measure import exactly
 from ..method import overrides
 from .fedper import linear_head
 from .fedproto import class_means, from_means, prototypes
@@ -32,7 +33,7 @@ def mixtures(
     steps=40, # number of steps of the interior-point method
 ):            # (K, K), double; row i holds the shares of all clients for client i, at least 0, with sum one
     "For each client, the mixture of all clients' estimates with the lowest expected squared error for its own."
-    h, v = h.flatten(1).double(), v.double()
+    h, v = exactly(h.flatten(1)), exactly(v)
     gram = (h - h.mean(0))@(h - h.mean(0)).T
     size = (gram.diagonal() + v).mean().clamp(min=1e-30)
     gram, quadratic = gram/size, (gram + v.diag())/size

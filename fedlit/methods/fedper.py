@@ -75,7 +75,10 @@ class FedBABU(Method):
         return f'it tunes the head to the common body; write FedBABU(steps=0) + {other.name}' if clash else ''
     def init(self, params, model):
         check_prefix(self, 'head', params, model)
-        head = {k: v for k, v in params.items() if k.startswith(self.head + '.')}
+        inside = lambda k: k.startswith(self.head + '.')
+        if self.steps and (still := [k for k, v in model.named_parameters() if inside(k) and not v.requires_grad]):
+            raise ValueError(f"FedBABU tunes the whole head, but {still[0]} is frozen; FedBABU(steps=0) tunes nothing")
+        head = {k: v for k, v in params.items() if inside(k)}
         return {k: v for k, v in params.items() if k not in head}, {}, {}, {}, head
     def use(self, params, fixed): return {**{k: v for k, v in fixed.items() if k.startswith(self.head + '.')}, **params}
     def deploy(self, params, buffers, fixed, data, forward, criterion):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
-from ..ground.files import result, result_path, write_figure, write_file, write_json
+from ..ground.files import hold, result, result_path, write_figure, write_file, write_json
 from ..ground.messages import first_line, unknown_name, warn
 from ..measure import spread
 from .claims import decide, results, verdict_view, evaluate
@@ -232,8 +232,10 @@ def _look_key(entry, scale, only=''): return f'{entry.id} {scale} {only}'.strip(
 def remember(out, key, **new): # key: id of an entry, scale and part
     "Add fields to an entry's record in `looks.json`; its other fields stay."
     file = Path(out)/'looks.json'
-    record = result(file) or {}
-    write_json(file, record | {key: record.get(key, {}) | new})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with hold(file.parent):
+        record = result(file) or {}
+        write_json(file, record | {key: record.get(key, {}) | new})
 
 def looks(entry, scale, out, only='', field='seeds'): # field: 'asked' if the entry's own number of seeds has changed
     "The numbers of seeds requested so far, in order (None: the entry's own), and whether the sequential test judges."

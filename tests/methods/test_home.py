@@ -94,6 +94,14 @@ def test_a_client_of_fedbabu_tunes_the_whole_network_before_use(steps):
     assert torch.equal(common['head.weight'], net.head.weight)
     assert (gap(common, params) > 1e-3) == (steps > 0)
 
+def test_fedbabu_does_not_tune_what_is_frozen():
+    net = classifier(norm=True)
+    net.head.bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r'head.bias is frozen; FedBABU\(steps=0\) tunes nothing'):
+        classify(FedBABU(), 1, net)
+    still = classify(FedBABU(steps=0), 1, net)
+    assert torch.equal(network_for(FedBABU(steps=0), still)[0]['head.weight'], net.head.weight)
+
 def test_kept_tensors_are_exempt_from_scaffold():
     a, b = train(FedPer() + SCAFFOLD(), rounds=1), train(FedPer(), rounds=1)
     assert torch.allclose(a.personal['head.weight'], b.personal['head.weight'], atol=1e-12)

@@ -31,7 +31,7 @@ def pack(folder, file=FILE):
     "Problems are written once, and what we say about the vectors is left out."
     problems, vectors = [], {}
     for f in sorted(Path(folder).glob('*.json')):
-        given = json.loads(f.read_text())
+        given = json.loads(f.read_text(encoding='utf-8'))
         v = {k: given[k] for k in ('peer', 'who', 'epochs', 'weighting', 'args', 'want', 'prv') if k in given}
         if 'problem' in given:
             if given['problem'] not in problems: problems.append(given['problem'])
