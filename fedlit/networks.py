@@ -195,6 +195,7 @@ def over_networks(
     parts, folder = _check(federation), federation.checkpoint
     with hold(folder, wait=False) if folder else nullcontext(): return _train(federation, parts, team)
 
+# %% ../nbs/networks.ipynb #60afd4a2
 def _train(federation, parts, team):
     stop = time.monotonic() + 60*(inf if federation.minutes is None else federation.minutes)
     pairs, copies = _begin(parts, federation.checkpoint, team), []
@@ -240,7 +241,6 @@ class MixedRun:
         raise AttributeError(f"a run of several networks has no {name!r}; run.runs[0] is that of one network, and for "
                              "another run, such as without=(3,), call `federate` with the list of networks again")
 
-
 # %% ../nbs/networks.ipynb #dd0b6345
 def name_of(run):
     "The name of a run's network, such as 'mlp'."
@@ -256,7 +256,6 @@ def __repr__(self:MixedRun):
     nets = ', '.join(f"{name_of(r)} of {count_clients(who)}" for r, who in zip(self.runs, self.who))
     scores = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))
     return f"Run of {self.method!r} with {counted(len(self.runs), 'network')} ({nets}): round {self.round}{scores}"
-
 
 # %% ../nbs/networks.ipynb #net00020
 JOINS = {**dict.fromkeys(('participants', 'participants_tested', 'bad', 'seconds'), np.sum),
