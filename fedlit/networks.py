@@ -15,8 +15,8 @@ from math import inf, nan
 from pathlib import Path
 from tqdm import tqdm
 from .engine.inputs import writable
-from .ground.files import forget, hold
-from .ground.messages import counted
+from .ground.files import forget, lock_folder
+from .ground.messages import pluralise
 from .ground.tree import leaves, rows, tmap
 from .method import asks_for, overrides, part_names
 from .methods.feddf import ensemble
@@ -34,7 +34,7 @@ def by_network(
 ) -> list:    # list of (network, list of client numbers), in the order in which networks appear
     "Group clients by their networks; the server's own network has no clients."
     if len(networks) not in (clients, clients + 1):
-        raise ValueError(f"model has {counted(len(networks), 'network')} for {clients} clients; it must have one for "
+        raise ValueError(f"model has {pluralise(len(networks), 'network')} for {clients} clients; it must have one for "
                          "each, and perhaps one more, the server's own")
     groups = {}
     for k, net in enumerate(networks): groups.setdefault(id(net), (net, []))[1].append(k)
@@ -193,7 +193,7 @@ def over_networks(
 ): # MixedRun
     "Run a federation with a network for each client."
     parts, folder = _check(federation), federation.checkpoint
-    with hold(folder, wait=False) if folder else nullcontext(): return _train(federation, parts, team)
+    with lock_folder(folder, wait=False) if folder else nullcontext(): return _train(federation, parts, team)
 
 # %% ../nbs/networks.ipynb #60afd4a2
 def _train(federation, parts, team):
@@ -249,13 +249,13 @@ def name_of(run):
 
 def count_clients(who):
     "The number of clients, in words."
-    return "the server's own" if not who else counted(len(who), 'client')
+    return "the server's own" if not who else pluralise(len(who), 'client')
 
 @patch
 def __repr__(self:MixedRun):
     nets = ', '.join(f"{name_of(r)} of {count_clients(who)}" for r, who in zip(self.runs, self.who))
     scores = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))
-    return f"Run of {self.method!r} with {counted(len(self.runs), 'network')} ({nets}): round {self.round}{scores}"
+    return f"Run of {self.method!r} with {pluralise(len(self.runs), 'network')} ({nets}): round {self.round}{scores}"
 
 # %% ../nbs/networks.ipynb #net00020
 JOINS = {**dict.fromkeys(('participants', 'participants_tested', 'bad', 'seconds'), np.sum),
@@ -303,10 +303,16 @@ def network(self:MixedRun, client=None): # client: its number; None: the server
     return self._run_of(client).network(client)
 
 @patch
-def logits(self:MixedRun, x, client=None, batch=1000, task=None): # as for `Run.logits`
+def logits(self:MixedRun,
+    x,           # (N, ...) samples, as for `Run.logits`
+    client=None, # the number of a client; None: the server
+    batch=1000,  # samples per forward pass
+    task=None,   # Task, as for `Run.logits`
+):               # (N, C) on the CPU
     "The scores that a client's own network, or the server's, gives each class."
     return self._run_of(client).logits(x, client, batch, task)
 
+# %% ../nbs/networks.ipynb #e57d3cc2
 @patch
 def per_client(self:MixedRun, task, tests, metrics=None, clients=None, criterion=None): # as for `Run.per_client`
     "A DataFrame, one row per client: the results of `Run.per_client` for the network that the client has."

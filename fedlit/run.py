@@ -31,7 +31,7 @@ from .engine.inputs import (attempt, best_device, check_device, check_extremes, 
                                   least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.tryout import notice_idle, notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
-from .ground.messages import check_record, first_line, warn, counted
+from .ground.messages import check_record, first_line, warn, pluralise
 from .ground.memory import copy_out, memory_held, memory_lent, peak_mb, trim_memory
 from .engine.runs import kind_of
 from .engine.guard import (ACTIONS, UNIT_HINT, Guard, check_clients, check_server, client_columns,
@@ -105,8 +105,8 @@ class Federation(make_dataclass('Request', _fields, frozen=True, eq=False, repr=
         for k in ('clients', 'tests'): # a generator can be read only once
             if isinstance(v := getattr(self, k), Iterator): object.__setattr__(self, k, list(v))
     def __repr__(self):
-        return (f"Federation of {counted(len(self.clients), 'client')} on {getattr(self.task, 'name', self.task)}: "
-                f"{counted(self.rounds, 'round')} of {self.method!r}")
+        return (f"Federation of {pluralise(len(self.clients), 'client')} on {getattr(self.task, 'name', self.task)}: "
+                f"{pluralise(self.rounds, 'round')} of {self.method!r}")
 
 # %% ../nbs/19_run.ipynb #fedofset
 @patch(cls_method=True)

@@ -126,7 +126,7 @@ def test_a_deleted_result_and_figure_are_named(small, capsys):
 
 def test_only_and_its_errors(small, capsys):
     main(['reproduce', 'tiny/fig1', '--only', 'method=FedAvg,seed=1', '--processes', '1', '--quiet'])
-    assert '1 runs at scale embedded' in capsys.readouterr().out and len(list(Path('results').rglob('*.json'))) == 1
+    assert '1 run at scale embedded' in capsys.readouterr().out and len(list(Path('results').rglob('*.json'))) == 1
     for words, said in ((['tiny/fig2'], "no entry 'tiny/fig2'.*tiny/fig1"),
                         (['tiny/fig1', '--scale', 'papers'], "no scale 'papers'.*paper"),
                         (['tiny/fig1', '--only', 'methd=FedAvg'], "no label 'methd'.*method"),

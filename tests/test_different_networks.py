@@ -5,7 +5,7 @@ from safetensors.torch import load_file
 from torch import nn
 from fedlit.data import load
 from fedlit.ground.draws import Seeded
-from fedlit.ground.files import hold
+from fedlit.ground.files import lock_folder
 from fedlit.local import Local
 from fedlit.methods import (DPSGD, DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg,
                             FedAvgM, FedCAC, FedDF, FedDyn, FedET, FedNova, FedPer, FedProto, FedProx)
@@ -393,7 +393,7 @@ def test_a_folder_of_another_number_of_networks_is_refused(tmp_path):
 
 def test_two_processes_in_one_folder(tmp_path):
     pytest.importorskip('fcntl')
-    with hold(tmp_path), pytest.raises(BlockingIOError, match=f'another process.*{re.escape(str(tmp_path))}'):
+    with lock_folder(tmp_path), pytest.raises(BlockingIOError, match=f'another process.*{re.escape(str(tmp_path))}'):
         run(three(), SOLO(), rounds=1, checkpoint=tmp_path)
     assert not list(tmp_path.iterdir()) and run(three(), SOLO(), rounds=1, checkpoint=tmp_path).round == 1
 

@@ -134,7 +134,7 @@ def test_equal_batches_leave_none_that_is_too_small():
     with pytest.raises(ValueError, match='equal_batches=True.*drop_last'): Local(drop_last=True, equal_batches=True)
 
 def test_plan_refuses_a_client_without_batches():
-    with pytest.raises(ValueError, match='client 0 has 3 samples'):
+    with pytest.raises(ValueError, match='client 0 has too few samples, 3'):
         plan([torch.arange(3)], [0], Local(batch_size=8, drop_last=True))
 
 def test_round_refuses_bad_input():

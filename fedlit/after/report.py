@@ -18,7 +18,7 @@ from itertools import islice
 from xml.etree import ElementTree
 from .without import describe_difference, rebuild_request
 from ..ground.files import write_file
-from ..ground.messages import counted
+from ..ground.messages import pluralise
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, first_of, spectrum
 from ..figure import against_rounds, palette, spectra as draw_spectra, style
@@ -464,10 +464,10 @@ def _summary(f):
     bad = sum(bool(r.get('bad_clients')) for r in f['rounds'])
     own = (f"; clients' own networks {form(last['personal'])} on their own test samples"
            if last.get('personal') is not None else '')
-    return (f"{counted(len(f['clients']), 'client')} on {f['settings'].get('task')}, "
-            f"{counted(f['rounds'][-1]['round'], 'round')}: "
+    return (f"{pluralise(len(f['clients']), 'client')} on {f['settings'].get('task')}, "
+            f"{pluralise(f['rounds'][-1]['round'], 'round')}: "
             f"{first.replace('_', ' ')} {form(last.get(first))}{own}. "
-            + (f"In {counted(bad, 'round')} a result was bad." if bad else 'Every result was sound.'))
+            + (f"In {pluralise(bad, 'round')} a result was bad." if bad else 'Every result was sound.'))
 
 # %% ../../nbs/after/report.ipynb #7c1d20cd
 def page(

@@ -8,7 +8,7 @@ __all__ = ['card']
 # %% ../../nbs/engine/card.ipynb #cd031a1a
 import json
 from ..data import TARGETS
-from ..ground.messages import counted
+from ..ground.messages import pluralise
 
 # %% ../../nbs/engine/card.ipynb #cd069173
 _KINDS = {'class': ('text-classification', 'image-classification', 'tabular-classification'), # for text, image, table
@@ -59,7 +59,7 @@ def _training_table(facts): # a table of how the network was trained
     if without := s.get('without'): who += f", none of the clients {', '.join(map(str, without))}"
     return _table({
         'method': f"`{facts['method']}`", 'data': s.get('task'), 'network': facts['own'] or s.get('model'),
-        'federation': f"{counted(s.get('clients'), 'client')}, {counted(facts['rounds'], 'round')}, {who}",
+        'federation': f"{pluralise(s.get('clients'), 'client')}, {pluralise(facts['rounds'], 'round')}, {who}",
         'local training': ', '.join(f'{k} {v}' for k, v in (s.get('local') or {}).items()),
         'seed': s.get('seed'), 'versions': f"fedlit {s.get('fedlit')}, torch {s.get('torch')}"})
 

@@ -21,7 +21,7 @@ from ..data import check_augment, in_words
 from ..ground.draws import hold_draws, keep_generators
 from ..ground.files import is_stream, refuse_link
 from ..ground.fingerprint import LIBRARIES, checksum, held_values
-from ..ground.messages import first_line, counted
+from ..ground.messages import first_line, pluralise
 from ..ground.stacks import has_batchnorm
 from ..ground.tape import Lookout, Recorder, memory_written
 from ..method import needs, overrides
@@ -155,7 +155,7 @@ def _check_outputs(name, task, n, features, logits):
                         f"not {type(features).__name__} and {type(logits).__name__}")
     for v in (features, logits):
         if v.ndim and len(v) != n:
-            raise ValueError(f"{name} makes of {n} samples {counted(len(v), 'row')}; "
+            raise ValueError(f"{name} makes of {n} samples {pluralise(len(v), 'row')}; "
                              "it must return one row per sample")
     if logits.shape != right:
         if features.shape == right:

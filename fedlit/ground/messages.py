@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'CLASS_SETTINGS', 'NOTICE', 'EXTRA_METHODS', 'check_names', 'match_name', 'unknown_name', 'check_record',
            'as_python', 'as_declared', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor', 'is_logits',
            'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn',
-           'hide_lines_of_warnings', 'first_line', 'counted', 'table_lines']
+           'hide_lines_of_warnings', 'first_line', 'pluralise', 'table_lines']
 
 # %% ../../nbs/ground/messages.ipynb #d959803e
 import inspect, sys, warnings
@@ -292,10 +292,12 @@ def first_line(
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return next((line for line in lines if ' error: ' in line), lines[0]).strip()[:200]
 
-def counted(n, noun): # noun: singular of what is counted
+def pluralise(
+    n,    # a whole number
+    noun, # what is counted, in the singular
+):        # str
     "A number and a noun, such as '1 round' or '2 rounds'."
     return f"{n} {noun}{'' if n == 1 else 's'}"
-
 
 # %% ../../nbs/ground/messages.ipynb #tbl00002
 def table_lines(

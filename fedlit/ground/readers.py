@@ -14,7 +14,7 @@ from pathlib import Path
 from .arrays import eight_bits
 from .columns import encode
 from .files import digest, fetch, guard_file, unpack, write_file
-from .messages import warn, counted
+from .messages import warn, pluralise
 
 # %% ../../nbs/ground/readers.ipynb #62ce9b80
 @cache
@@ -200,7 +200,7 @@ def pictures_in(
     is_other = lambda f: (_is_picture(f) or f.parent in classes) and f not in read and f.name[0] != "." and f.is_file()
     places = dict.fromkeys([base, *parts, *classes, *(p for inner in classes.values() for p in inner)])
     if others := [f for p in places for f in sorted(filter(is_other, p.iterdir()))]:
-        warn(f"not read: {counted(len(others), 'file')}, first {others[0]}; pictures must be .jpg, .jpeg or .png, "
+        warn(f"not read: {pluralise(len(others), 'file')}, first {others[0]}; pictures must be .jpg, .jpeg or .png, "
              "in the folder of a class")
     return rows, names, [p.name for p in parts] if by_owner else None
 

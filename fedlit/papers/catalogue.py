@@ -13,7 +13,7 @@ from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa
                            feddse, fedgse, landscape)                                   # CATALOGUE
 from .claims import WIDTH, tally, verdict_lines, verdict_view, wrap_text
 from .drawings import display_linked
-from ..ground.messages import table_lines, unknown_name, counted
+from ..ground.messages import table_lines, unknown_name, pluralise
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command,
                                    compare_published, complete_seeds, entry_runs, found_rows, judge_entries, looks,
                                    note_look, note_seen, remarks, repeats, report_entry, select, stands_on)
@@ -65,9 +65,9 @@ def reproduce(
     for folder in dict.fromkeys(f for f, _ in requests):
         settings = [s for (f, _), s in requests.items() if f == folder]
         todo = [s for s in settings if not result_of(folder, s)]
-        print(f'{counted(len(settings), "run")} at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
+        print(pluralise(len(settings), 'run'), f'at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
         missing += run_settings(todo, folder, processes, scale != 'embedded', minutes, progress, **kw)
-    print(f'{counted(missing, "run")} still missing; the same command goes on' if missing else 'all results are there')
+    print(f'{pluralise(missing, "run")} missing; the same command goes on' if missing else 'all results are there')
     return missing
 
 # %% ../../nbs/papers/catalogue.ipynb #6d5a486d
@@ -88,7 +88,7 @@ def until_decided(
             table = judge_entries([e], scale, only, folder)
             table = table[(table.whose == 'paper') & (table.verdict != 'not evaluated')]
             open_ = (table.verdict == 'undecided').sum()
-            print(f'{e.id}: {counted(n, "seed")}, {len(table) - open_} of {len(table)} claims decided', flush=True)
+            print(f'{e.id}: {pluralise(n, "seed")}, {len(table) - open_} of {len(table)} claims decided', flush=True)
             if not open_: break
     return missing
 
@@ -189,7 +189,7 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     whole = complete_seeds(rows, missing)
     here, under = basis(runs, missing), basis_of(whole, runs)
     display(Markdown(_caption(e, scale, only, runs, rows, here)))
-    if missing: display(Markdown(f'missing: {counted(len(missing), "result")}, `{command(e, scale, RESULTS, only)}`'))
+    if missing: display(Markdown(f'missing: {pluralise(len(missing), "result")}, `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
     if len(whole) < len(rows): display(Markdown(f'Drawn and tabulated from complete seeds only: {under}.'))
     drawings = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(whole)) is not None]

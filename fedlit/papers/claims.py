@@ -16,7 +16,7 @@ import numpy as np, pandas as pd
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from ..ground.files import result_path
-from ..ground.messages import counted
+from ..ground.messages import pluralise
 from ..measure import spread
 from .evidence import (LEVEL, MOST, Evidence, interval, interval_text, paired_test, seeds_needed,
                                     sequential_interval, sequential_seeds, sequential_test, together)
@@ -272,7 +272,7 @@ class Noted(set):
 def complete(rows, missing, numbers, derive=lambda rows: rows):
     "The rows of the first seeds, up to the first one that lacks a run that the claim reads."
     if not missing: return rows
-    text, lacking = f"{counted(len(missing), 'result')} {'is' if len(missing) == 1 else 'are'} missing", Noted()
+    text, lacking = f"{pluralise(len(missing), 'result')} {'is' if len(missing) == 1 else 'are'} missing", Noted()
     if numbers.whole or not len(rows): raise LookupError(text)
     for _ in range(rows.seed.nunique()):
         before, part = len(lacking), rows[rows.seed < min(lacking, default=math.inf)]
@@ -387,7 +387,7 @@ def verdict_lines(table):
     "Format the table of verdicts for a terminal."
     lines = []
     for row in verdict_view(table).to_dict('records'):
-        numbers = [row['measured'], row['interval'], counted(row['seeds'], 'seed') if row['seeds'] else '']
+        numbers = [row['measured'], row['interval'], pluralise(row['seeds'], 'seed') if row['seeds'] else '']
         numbers += [f'{name} {row[name]}' for name in ('p', 'adjusted', 'seeds to decide') if row[name]]
         numbers += [f"as {row['repeats']}"] if row.get('repeats') else []
         whose = ' (our question)' if row.get('whose') == 'ours' else ''

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
-from ..ground.files import hold, result, result_path, write_figure, write_file, write_json
+from ..ground.files import lock_folder, result, result_path, write_figure, write_file, write_json
 from ..ground.messages import first_line, unknown_name, warn
 from ..measure import spread
 from .claims import decide, results, verdict_view, evaluate
@@ -233,7 +233,7 @@ def remember(out, key, **new): # key: id of an entry, scale and part
     "Add fields to an entry's record in `looks.json`; its other fields stay."
     file = Path(out)/'looks.json'
     file.parent.mkdir(parents=True, exist_ok=True)
-    with hold(file.parent):
+    with lock_folder(file.parent):
         record = result(file) or {}
         write_json(file, record | {key: record.get(key, {}) | new})
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ..after.without import fingerprint_of
 from ..ground.files import forget, read_json, write_json
 from ..ground.fingerprint import differences
-from ..ground.messages import counted
+from ..ground.messages import pluralise
 from ..measure import LESS, first_of
 from ..method import FedAvg, total
 from .claims import ends
@@ -196,7 +196,7 @@ def __repr__(self:Interactions):
                          f'adjusted p {r.adjusted:.3f}: {r.verdict}')
     lines = [f'{name(r):28} ' + (f'empty: {r.why}' if r.why else numbers(r)) for r in t.itertuples()]
     sure = (t.verdict.notna() & (t.verdict != 'undecided')).sum()
-    return '\n'.join([f'Interactions of {len(self.methods)} methods, {counted(len(self.seeds), "seed")}: '
+    return '\n'.join([f'Interactions of {len(self.methods)} methods, {pluralise(len(self.seeds), "seed")}: '
                       f'{sure} of {t.verdict.notna().sum()} pairs decided', *lines])
 
 # %% ../../nbs/papers/interactions.ipynb #8cef6873

@@ -39,7 +39,7 @@ from ..state import OPTIMIZER, pure, start
 from ..engine.guard import ODD_RATIO, UNIT_HINT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import first_nonfinite, least_batch, prefers_channels_last
 from ..ground.fingerprint import agree, weight_of
-from ..ground.messages import counted
+from ..ground.messages import pluralise
 from ..ground.table import memory_budget
 from ..result import Run, resume
 from ..run import Federation, Simulation, normalise_once, part_columns, protections
@@ -600,7 +600,7 @@ def serve(
     for r in range(run.state.round, plan.rounds):
         began, (good, who, sizes, late) = time.perf_counter(), _answers(grid, plan, run.state, book, last, form, r)
         if len(good) < plan.least:
-            raise RuntimeError(f"round {r+1} has {counted(len(good), 'good answer')}, but least={plan.least}; "
+            raise RuntimeError(f"round {r+1} has {pluralise(len(good), 'good answer')}, but least={plan.least}; "
                                f"the run stops with the model of round {r}{late and '; '}{late}")
         run.state = _merge_answers(plan, run.state, good, sizes, form)
         last.update(dict.fromkeys(good, r+1))
