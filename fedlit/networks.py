@@ -96,7 +96,6 @@ def _memories_of(method, pairs):
     most = lambda *tables: torch.stack([t[:] for t in tables]).amax(0)
     return lambda client: client | {k: tmap(most, client[k], *(run.state.client[k] for _, run in pairs)) for k in names}
 
-
 # %% ../nbs/networks.ipynb #net00016
 def _check(federation):
     "The checked federation of each group, with its client numbers."

@@ -189,7 +189,6 @@ def _combine_changes(method, state, out, offer, q):
     sums.update({k: _sums(weights, weights, d, zero[k][0], mask.get(k)) for k, d in deltas.items()})
     return {k: _mean(**v) for k, v in sums.items()}
 
-
 # %% ../nbs/10_server.ipynb #athome01
 def _at_home(part, home, new): # home: name -> (K, ...), the tensors that stay at home
     "What `merge` gives back to the clients, `new`; a TypeError if it is not theirs to keep."

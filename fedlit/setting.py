@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from . import partition as split
 from .data import Crop, load, prepare, recipe
 from .ground.draws import generator_of
-from .ground.messages import check_names
+from .ground.messages import as_python, check_names
 from .local import Local
 from .models import build
 from .parse import local, method as parse, value
@@ -84,7 +84,6 @@ def plain(s):
     if not s.without: del entries['without']
     return json.loads(json.dumps({**entries, 'local': s.local.plain(), 'participation': as_text(s.participation)}))
 
-def _tuples(v): return tuple(map(_tuples, v)) if isinstance(v, list) else v
 
 def read_setting(
     entries, # what `plain` returned; missing entries have their defaults
@@ -92,7 +91,7 @@ def read_setting(
     "Make a setting from what `plain` returned."
     entries = {**plain(Setting()), **entries}
     values = dict(entries, local=local(**entries['local']), participation=value(entries['participation']))
-    return Setting(**{k: _tuples(v) for k, v in values.items()})
+    return Setting(**{k: as_python(v) for k, v in values.items()})
 
 # %% ../nbs/16_setting.ipynb #8ed7fdab
 def _domains(task):

@@ -459,14 +459,12 @@ def _settings(f):
     return table(['', ''], [[k.replace('_', ' '), words(v)] for k, v in rows.items() if v not in (None, '')])
 
 def _summary(f):
-    first, form = f['first'], form_of(f)
-    last = f['rounds'][-1]
+    first, form, last = f['first'], form_of(f), f['rounds'][-1]
     bad = sum(bool(r.get('bad_clients')) for r in f['rounds'])
     own = (f"; clients' own networks {form(last['personal'])} on their own test samples"
            if last.get('personal') is not None else '')
     return (f"{pluralise(len(f['clients']), 'client')} on {f['settings'].get('task')}, "
-            f"{pluralise(f['rounds'][-1]['round'], 'round')}: "
-            f"{first.replace('_', ' ')} {form(last.get(first))}{own}. "
+            f"{pluralise(last['round'], 'round')}: {first.replace('_', ' ')} {form(last.get(first))}{own}. "
             + (f"In {pluralise(bad, 'round')} a result was bad." if bad else 'Every result was sound.'))
 
 # %% ../../nbs/after/report.ipynb #7c1d20cd

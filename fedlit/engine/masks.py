@@ -21,7 +21,6 @@ def times(a, b):
     "Merge two dictionaries of masks; where both have a mask, their product."
     return {**a, **{k: beside(v, a[k])*beside(a[k], v) if k in a else v for k, v in b.items()}}
 
-
 # %% ../../nbs/engine/masks.ipynb #4002c519
 class MaskedCohort(Cohort):
     "A cohort whose clients train only some entries, or have only a part of the network."

@@ -42,7 +42,8 @@ def key(self:ReplayedCohort, batch):
     work, received, mine, part, same = self.trees()
     kinds = (*(_kind(batch.get(k, {}), lead=2) for k in ('x', 'y', 'frozen')), _kind(mine), _kind(part),
              *(_kind(tree, ours=True) for tree in (work, received)), _kind(same, lead=0))
-    how = _function_key(broadcast.function), 'valid' in batch
+    f = broadcast.function # as a key: two partials with the same contents are equal
+    how = (f.func, f.args, tuple(sorted(f.keywords.items()))) if isinstance(f, partial) else f, 'valid' in batch
     if 'local' not in self.memo:
         asks = any(asks_for(broadcast.method, h, 'lr') for h in STEP)
         self.memo['local'] = broadcast.local if asks else replace(broadcast.local, lr=1.)
@@ -54,9 +55,6 @@ def returns(self:ReplayedCohort, batch):
     whole = batch['x'].shape[1] == self.batches.widest() and 'valid' not in batch and not self.where
     return whole and varies_with(self.broadcast.method, STEP) <= {'first'}
 
-def _function_key(f):
-    "A function as a key: two partials with the same contents are equal."
-    return (f.func, f.args, tuple(sorted(f.keywords.items()))) if isinstance(f, partial) else f
 
 # %% ../../nbs/engine/replay.ipynb #b5f76790
 @patch

@@ -17,7 +17,7 @@ from ..ground.stacks import stacked
 from ..method import asks_for, wants
 from ..round import EngineCohort, in_order, longest_first
 from ..state import modes_kept
-from ..ground.tree import flatten, rows, tmap
+from ..ground.tree import flatten, join, rows, tmap
 
 # %% ../../nbs/engine/runs.ipynb #80659215
 class RunsCohort(EngineCohort):
@@ -28,7 +28,6 @@ class RunsCohort(EngineCohort):
     ):
         vars(self).update(vars(cohorts[0]), tapes=tapes, server={})
         self.who, self.seeds = (sum((getattr(c, k) for c in cohorts), []) for k in ('who', 'seeds'))
-        join = lambda trees: tmap(lambda *v: torch.cat(v), *trees)
         for k in OWN: setattr(self, k, join([getattr(c, k) for c in cohorts]))
         self.mine['server'] = join([tmap(lambda v, c=c: v.expand(len(c.who), *v.shape), c.server) for c in cohorts])
         self.received = join([{k: v if k in c.home else v.expand(len(c.who), *v.shape)
@@ -41,12 +40,9 @@ def _pad_steps(v, steps): return torch.cat([v, v.new_zeros(len(v), steps - v.sha
 
 def _join_batches(each): # list of TaskBatches of one task, with equal batch width
     "The batches of several runs, joined as those of one."
-    T, lengths = max(b.counts.shape[1] for b in each), [len(b.counts) for b in each]
+    T, places = max(b.counts.shape[1] for b in each), [(b, k) for b in each for k in range(len(b.counts))]
     join = lambda parts: torch.cat([_pad_steps(v, T) for v in parts])
-    ends = list(accumulate(lengths))
-    def epoch(k):
-        r = next(r for r, end in enumerate(ends) if k < end)
-        return each[r].epoch(k - ends[r] + lengths[r])
+    def epoch(k): return places[k][0].epoch(places[k][1])
     draws = [tmap(lambda *v: join(v), *of_one) for of_one in zip(*(b.draws for b in each))]
     index, counts, known = (join([getattr(b, k) for b in each]) for k in ('index', 'counts', 'known'))
     return TaskBatches(each[0].task, index, counts, draws, epoch, known)

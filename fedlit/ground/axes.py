@@ -95,10 +95,8 @@ JOINING = {'add', 'iadd', 'add_', 'sub', 'mul', 'imul', 'mul_', 'truediv', 'div'
 def _pad(book, node, segs):
     pad = (list(node.args) + [node.kwargs.get('pad')])[1]
     if len(pad) <= 4: return segs
-    before, after = pad[4:6]
-    return (*(book.new(f'{node.name}.before', before, full=True) if before else ()),
-            *segs,
-            *(book.new(f'{node.name}.after', after, full=True) if after else ()))
+    new = lambda where, n: book.new(f'{node.name}.{where}', n, full=True) if n else ()
+    return *new('before', pad[4]), *segs, *new('after', pad[5])
 
 def _op_name(node): return getattr(node.target, '__name__', str(node.target))
 

@@ -565,10 +565,9 @@ def _explicit_op(op, args):
 
 def _turned_by(op, args, kwargs):
     "A call on lists with a changing number, as calls on one tensor each: operation, tensor, other, number."
-    if op is torch.ops.aten._foreach_add_.List: return [(torch.ops.aten.add_.Tensor, w, g, kwargs['alpha'])
-                                                        for w, g in zip(*args)]
-    if op is torch.ops.aten._foreach_mul_.Scalar: return [(torch.ops.aten.mul_.Tensor, w, None, args[1])
-                                                          for w in args[0]]
+    aten = torch.ops.aten
+    if op is aten._foreach_add_.List: return [(aten.add_.Tensor, w, g, kwargs['alpha']) for w, g in zip(*args)]
+    if op is aten._foreach_mul_.Scalar: return [(aten.mul_.Tensor, w, None, args[1]) for w in args[0]]
     raise NotImplementedError(f'{op} has a number that changes between rounds')
 
 def _arguments(line): return *line.call[0], *line.call[1].values()

@@ -40,10 +40,9 @@ class FedAsync(Method):
     def share(self,
         staleness, # (K,) number of server steps since each client received its network
     ): # (K,) share of each client's network
-        tau = staleness
-        if self.form == 'polynomial': return self.alpha*(1 + tau)**-self.a
-        if self.form == 'hinge': return self.alpha/(self.a*(tau - self.b).clamp(min=0) + 1)
-        return self.alpha + 0*tau
+        if self.form == 'polynomial': return self.alpha*(1 + staleness)**-self.a
+        if self.form == 'hinge': return self.alpha/(self.a*(staleness - self.b).clamp(min=0) + 1)
+        return self.alpha + 0*staleness
     def combine(self, deltas, weights, params, received, staleness):
         share = self.share(staleness.to(weights))
         mix = lambda k, d: beside(share, d).to(d)*(d + (received[k] - params[k]))

@@ -43,9 +43,8 @@ def distill(
     for _ in range(steps):
         i = torch.randperm(len(x), generator=gen)[:batch_size].to(x.device)
         _, logits, buffers = forward(params, buffers, x[i])
-        loss = F.kl_div(logits.log_softmax(-1), target[i], log_target=True, reduction='batchmean')
         opt.zero_grad()
-        loss.backward()
+        F.kl_div(logits.log_softmax(-1), target[i], log_target=True, reduction='batchmean').backward()
         opt.step()
         slower.step()
     return {k: v.detach() for k, v in params.items()}, {k: v.detach() for k, v in buffers.items()}

@@ -11,8 +11,7 @@ from fastcore.basics import patch
 from ..batches import valid_mean
 from ..measure import exactly
 from ..method import overrides
-from .fedper import linear_head
-from .fedproto import class_means, from_means, prototypes
+from .fedproto import FedProto, class_means, from_means, prototypes
 from .fedrep import FedRep
 
 # %% ../../nbs/methods/49_fedpac.ipynb #13f75945
@@ -60,9 +59,7 @@ class FedPAC(FedRep):
     def refuses(self, other, before):
         if not overrides(other, 'mask'): return ''
         return f'FedPAC mixes whole heads, of which {other.name} may leave a client only a part'
-    def init(self, params, model):
-        w = linear_head(self, params, model)
-        return params, dict(means=torch.zeros_like(w), known=w.new_zeros(len(w))), {}
+    init = FedProto.init
     def loss(self, features, y, server, valid=None):
         return self.lam*valid_mean(from_means(features, y, server).mean(-1), valid)
 

@@ -49,8 +49,6 @@ def deviation(
     return (target/r**2)**(1/6) if k else (target/r)**(1/4)
 
 # %% ../../nbs/methods/47_fedpara.ipynb #32acc3eb
-_FACTORS = '.X1', '.Y1', '.T1', '.X2', '.Y2', '.T2' # suffixes of their names
-
 def _composable(model):
     "The names of the weights that can be composed of factors."
     plain = lambda m: isinstance(m, nn.Linear) or isinstance(m, nn.Conv2d) and m.groups == 1
@@ -81,7 +79,7 @@ class FedPara(Method):
     def use(self, params):
         half = lambda k, j: compose(params[f'{k}.X{j}'], params[f'{k}.Y{j}'], params.get(f'{k}.T{j}'))
         whole = {k[:-3]: self.join(half(k[:-3], 1), half(k[:-3], 2)) for k in params if k.endswith('.X1')}
-        return {**{k: v for k, v in params.items() if k[-3:] not in _FACTORS}, **whole}
+        return {**{k: v for k, v in params.items() if k[:-3] not in whole}, **whole}
 
 # %% ../../nbs/methods/47_fedpara.ipynb #1865af3b
 class pFedPara(FedPara):

@@ -343,9 +343,8 @@ def quote(
     text, # anything that another machine wrote
 ):        # text of one line
     "Text from other machines, made fit for a log: escaped and cut."
-    line = str(text)[:201]
-    safe = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in line)
-    return safe[:200] + ' ...' if len(line) > 200 or len(safe) > 200 else safe
+    safe = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in str(text)[:201])
+    return safe[:200] + ' ...' if len(safe) > 200 else safe
 
 def blank(plan, state):
     "A client's result on two samples of zeros: the names, types and shapes that answers must have."
