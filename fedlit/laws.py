@@ -230,8 +230,6 @@ def _tensors(arguments):
     trees = {k: v for k, v in arguments.items() if isinstance(v, (dict, torch.Tensor))}
     return {k: v for k, v in flatten(trees).items() if isinstance(v, torch.Tensor)}
 
-def _copy_tensors(v): return tmap(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, v)
-
 # %% ../nbs/laws.ipynb #aa8215bf
 _SUMS = 'add', 'sub', 'rsub', 'mul', 'div', 'pow' # of numbers, where a label is one
 
@@ -283,7 +281,8 @@ def _record_calls(part, hook, calls):
     def record(self, *args, **kw):
         values = {k: v for k, v in inspect.signature(f).bind(self, *args, **kw).arguments.items() if k != 'self'}
         before = {k: v._version for k, v in _tensors(values).items()}
-        again = (partial(f, part), {k: _copy_tensors(v) for k, v in values.items()}) if hook in ('loss', 'grad') else ()
+        copied = lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v
+        again = (partial(f, part), tmap(copied, values)) if hook in ('loss', 'grad') else ()
         recorder = _Recorder(values)
         if 'forward' in kw: kw['forward'] = partial(recorder.asks, kw['forward'])
         with recorder: answer = f(self, *args, **kw)
@@ -807,8 +806,7 @@ def check_masked(method, world):
     "Entries that nobody trained stay as they were."
     if not overrides(method, 'mask'): return _skip('it masks nothing')
     state, out, new = _one_round(method, _with(world, [1, 2]))
-    count = holders(out['mask'], state.params, 2)
-    idle = {k: (n == 0).expand_as(state.params[k]) for k, n in count.items()}
+    idle = {k: (n == 0).expand_as(state.params[k]) for k, n in holders(out['mask'], state.params, 2).items()}
     changes = [k for k, at in idle.items() if not torch.equal(new.params[k][at], state.params[k][at])]
     if changes:
         words = f"entries of {changes[0]} moved that no client trained"

@@ -402,8 +402,7 @@ def records(history):
 def save(self:Run, path, keep=False): # keep: as a checkpoint, in addition to the previous one
     "Write the run to a safetensors file with a JSON header; the file is complete or not written at all."
     s = self.state
-    trees = {k: getattr(s, k) for k in TREES}
-    flat = flatten(trees)
+    flat = flatten({k: getattr(s, k) for k in TREES})
     tables = {k: pack(v) for k, v in flat.items() if isinstance(v, Table)}
     tensors = {k: v for k, v in flat.items() if k not in tables}
     tensors.update({k+end: v for k, both in tables.items() for end, v in zip(('', ROWS), both)})
@@ -552,7 +551,7 @@ def load(cls:Run,
 ) -> Run:
     "Read a run from a file."
     check_device(device)
-    with import_module('fedlit.run').shield(): # as in the run
+    with shield(): # as in the run
         header, state = _read_run(path, device)
         if method is not None and repr(method) != _text_of(header, method):
             raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")

@@ -930,6 +930,5 @@ def train_centrally(
     "Train one network on all data in one place."
     if not (is_whole(rounds) and rounds >= 1 and is_number(epochs) and epochs % rounds == 0):
         raise ValueError(f"rounds={rounds!r}, but it must be a whole number and must divide the {epochs!r} epochs")
-    everything = [torch.arange(len(task.y_train))]
-    return federate(model, task, everything, FedAvg(), rounds=rounds,
+    return federate(model, task, [torch.arange(len(task.y_train))], FedAvg(), rounds=rounds,
                     local=replace(local or Local(), epochs=epochs//rounds, steps=None), **kw)

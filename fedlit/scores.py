@@ -205,8 +205,6 @@ def columns_of(target): # one of `fedlit.data.TARGETS`
 HISTORY_COLUMNS = frozenset().union(*map(columns_of, SCORED)) # for any target
 
 # %% ../nbs/17_scores.ipynb #563457ec
-_MEASURES = {*chain(*SCORED.values()), 'train_loss'} # measures of which it is known whether less is better
-
 def less_is_better(
     column,  # name of the column
     columns, # names of all columns, such as those of a history
@@ -215,7 +213,7 @@ def less_is_better(
     stages, first = ('validation', *STAGES), first_of(columns)
     name = re.sub(f"_({'|'.join(('before', *stages))})$", '', column)
     if column in stages and first in columns: name = first
-    if name not in _MEASURES:
+    if name not in {*chain(*SCORED.values()), 'train_loss'}:
         warn(f"nothing says whether more or less of {column!r} is better, so more counts as better here; "
              "lowest=True says that it is less, and lowest=False that it is more")
     return name in (*LESS, 'loss', 'train_loss')

@@ -72,8 +72,7 @@ def within(margin): # in the unit of the differences
         low, high = test(np.asarray(differences) + margin), test(np.asarray(differences) - margin)
         above, below = (low.p if low.side > 0 else 1.), (high.p if high.side < 0 else 1.)
         if abs(np.mean(differences)) < margin: return Evidence(max(above, below), 1, low.test)
-        beyond = high.p if high.side > 0 else low.p
-        return Evidence(beyond, -1, low.test)
+        return Evidence(high.p if high.side > 0 else low.p, -1, low.test)
     rule.margin = margin
     return rule
 
@@ -304,8 +303,7 @@ def evaluate(
 # %% ../../nbs/papers/claims.ipynb #7e13aa91
 def _needs(w, level):
     "The seeds that would decide a claim, in words."
-    margin = getattr(w.numbers.by, 'margin', 0.)
-    null = math.copysign(margin, np.mean(w.differences))
+    null = math.copysign(getattr(w.numbers.by, 'margin', 0.), np.mean(w.differences))
     n = (sequential_seeds if w.evidence.test == 'sequential' else seeds_needed)(w.differences, level, null=null)
     return 'one seed has no spread' if math.isnan(n) else f'> {MOST}' if math.isinf(n) else f'{n:.0f}'
 

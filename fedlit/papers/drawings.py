@@ -7,7 +7,7 @@ __all__ = ['COLUMN', 'TITLES', 'cell', 'table', 'spectrum_figure', 'rounds_figur
            'link_boxes', 'display_linked']
 
 # %% ../../nbs/papers/drawings.ipynb #99730ab8
-import numpy as np
+import io, numpy as np
 from ..figure import against_rounds, colours_of, spectra, style
 from ..measure import spread
 from .evidence import mean_and_margin
@@ -106,7 +106,7 @@ def axis_figure(
 # %% ../../nbs/papers/drawings.ipynb #97b18741
 def png_of(fig, dpi): # dots per inch
     "The figure as a PNG, cropped to its content; the figure is closed."
-    import io, matplotlib.pyplot as plt
+    import matplotlib.pyplot as plt
     buffer = io.BytesIO()
     fig.savefig(buffer, format='png', dpi=dpi, bbox_inches='tight')
     plt.close(fig)
@@ -114,7 +114,6 @@ def png_of(fig, dpi): # dots per inch
 
 def small_picture(fig):
     "The figure as a picture of few colours, for a page with many of them; the figure is closed."
-    import io
     from IPython.display import Image as Shown
     from PIL import Image
     small, dpi = io.BytesIO(), 150

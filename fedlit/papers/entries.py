@@ -12,7 +12,7 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'change_fields', 'cross', 
            'report_entry']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
-import functools, math, re, pandas as pd, numpy as np
+import functools, math, re, textwrap, pandas as pd, numpy as np
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -253,8 +253,7 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False, field
         there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
         before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
-    sequential = again or until_decided or len(now) > 1
-    remember(out, _look_key(entry, scale, only), **{field: now}, repeated=sequential)
+    remember(out, _look_key(entry, scale, only), **{field: now}, repeated=again or until_decided or len(now) > 1)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def entry_runs(entry, scale, only='', out=None):
@@ -367,7 +366,6 @@ def basis_of(rows, runs): # runs: those of these rows, and maybe others
 # %% ../../nbs/papers/entries.ipynb #acbc5059
 def sign_figure(fig, text):
     "Put a small line of text under a figure."
-    import textwrap
     fig.text(0, -.04, textwrap.fill(text, int(14*fig.get_figwidth())), fontsize=6, color='0.45', va='top',
              transform=fig.transFigure)
     return fig

@@ -130,10 +130,8 @@ def capital(differences): # (..., n), in the order of the seeds
 # %% ../../nbs/papers/evidence.ipynb #e6783923
 def sequential_test(differences): # (n,), in the order of the seeds
     "The sequential test: p is two over the largest capital of two gamblers, who bet on plus and on minus."
-    d = np.asarray(differences, float)
-    plus, minus = capital(d).max(-1)
-    p = min(1., 2/max(plus, minus))
-    return Evidence(float(p), int(np.sign(plus - minus)), 'sequential')
+    plus, minus = capital(differences).max(-1)
+    return Evidence(float(min(1., 2/max(plus, minus))), int(np.sign(plus - minus)), 'sequential')
 
 # %% ../../nbs/papers/evidence.ipynb #5e9be702
 def sequential_interval(differences, level=LEVEL): # level: how often the interval may miss, at any look

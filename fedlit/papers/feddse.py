@@ -83,15 +83,10 @@ def rolex_fields(s):
     return submodel_row('FedRolex', step=strides(s, of=_dse.rounds))(s)
 
 BY_NAME = {n: submodel_row(n.replace(' ', '')) for n in ('HeteroFL', 'Federated Dropout', 'FjORD', 'FedDSE')} | {
-    'FedRolex': rolex_fields,
-    'DepthFL': depth,
-    'FedDSE T=0': submodel_row('FedDSE'),
-    'FedDSE T=1': submodel_row('FedDSE', temperature=1.),
+    'FedRolex': rolex_fields, 'DepthFL': depth, 'everybody whole': dict(method='MaskedCE()'),
+    'FedDSE T=0': submodel_row('FedDSE'), 'FedDSE T=1': submodel_row('FedDSE', temperature=1.),
     'FedGSE-CSL': submodel_row('FedGSE'),
-    'FedGSE-SPL': submodel_row('FedGSE', similar='SPL'),
-    'FedGSE': submodel_row('FedGSE', similar='SPL'),
-    'everybody whole': dict(method='MaskedCE()'),
-}
+    **dict.fromkeys(('FedGSE-SPL', 'FedGSE'), submodel_row('FedGSE', similar='SPL'))}
 def rows_named(*names): return {n: BY_NAME[n] for n in names}
 
 def almost_whole(row):

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PUBLIC', 'LOOKS', 'LANDSCAPE', 'ROWS', 'BESIDE',
-           'ACCURACY', 'SCALES', 'MAPS', 'THREE', 'OPEN', 'FEW', 'half_momentum', 'thesis_rolex', 'map_row',
-           'by_method', 'gain', 'correlation', 'method_address', 'write_names', 'spread_axis', 'map_panel',
-           'map_figure', 'column', 'across', 'across_own']
+           'ACCURACY', 'SCALES', 'MAPS', 'THREE', 'OPEN', 'FEW', 'map_row', 'by_method', 'gain', 'correlation',
+           'method_address', 'write_names', 'spread_axis', 'map_panel', 'map_figure', 'column', 'across', 'across_own']
 
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
@@ -38,10 +37,9 @@ SHARED = tuple(m for group, names in MAPPED.items() for m in names if names is n
 PENALTIES = 'ExactDecorr', 'DeCov', 'StructuredDeCov' # similar to FedDecorr, which is not added to them
 
 # %% ../../nbs/papers/landscape.ipynb #map00008
-# FedAvgM's released form breaks BatchNorm's statistics
-def half_momentum(s): return dict(method="FedAvgM(momentum=0.5, form='paper')")
-def thesis_rolex(s): return dict(method=f"FedRolex(step={strides(s, of=THESIS['paper']['mnist'].rounds)})")
-OTHERWISE = dict(FedAvgM=half_momentum, FedCAC=critical, FedRolex=thesis_rolex)
+OTHERWISE = dict( # FedAvgM's released form breaks BatchNorm's statistics
+    FedAvgM=lambda s: dict(method="FedAvgM(momentum=0.5, form='paper')"), FedCAC=critical,
+    FedRolex=lambda s: dict(method=f"FedRolex(step={strides(s, of=THESIS['paper']['mnist'].rounds)})"))
 PUBLIC = dict.fromkeys(('FedDF', 'DSFL', 'FedET', 'FedGSE', 'FedMD'), 'held(samples=200)')
 LOOKS = 'curve', 'layer_ranks', 'own_accuracy', 'own_rank'
 

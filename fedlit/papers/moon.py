@@ -69,8 +69,7 @@ def lead_of_weight(name):
         if set(rows.data) != set(PARTIES['short']): raise LookupError('the weights of this scale are the paper\'s')
         label = f"{name}, mu={SHORT_WEIGHTS[name]:g}"
         means = pick(rows, {}, 'accuracy_late').groupby('method').mean()
-        others = [v for k, v in means.items() if k.startswith(f'{name},') and k != label]
-        return [means[label] - max(others)]
+        return [means[label] - max(v for k, v in means.items() if k.startswith(f'{name},') and k != label)]
     return Numbers(lead, 'points')
 
 # %% ../../nbs/papers/moon.ipynb #d6a81ee7
