@@ -144,8 +144,8 @@ def _is_over(run): return run is not None and run.state.round >= run.origin.roun
 
 def _as_asked(run): # a Run, or None
     "The run with the rows of the rounds that were asked for, of which its file may have more."
-    h = run and run.history
-    return replace(run, history=h[h['round'] <= run.origin.rounds]) if run and len(h) > run.origin.rounds else run
+    if run is None or len(h := run.history) <= run.origin.rounds: return run
+    return replace(run, history=h[h['round'] <= run.origin.rounds])
 
 def give_runs(
     e,    # Exception or KeyboardInterrupt
@@ -277,12 +277,12 @@ def run_methods(
 def _histories_of(methods, seeds, request, tabulate, folder): # as for `run_methods`; tabulate: function of histories
     "Method -> the histories of its runs; an exception has what `tabulate` makes of the finished ones."
     histories, many = {}, len(methods)*len(seeds)
-    gather = lambda runs: [_as_asked(run).history if _is_over(run) else None for run in runs]
+    gather = lambda runs: [run.history if _is_over(run) else None for run in runs]
     over = lambda: sum(h is not None for each in histories.values() for h in each)
     try:
         for m, runs in run_methods(methods, seeds, request): histories[m] = gather(runs)
     except (Exception, KeyboardInterrupt) as e:
-        histories[methods[len(histories)]] = gather(getattr(e, 'runs', [None]*len(seeds)))
+        histories[methods[len(histories)]] = gather(map(_as_asked, getattr(e, 'runs', [None]*len(seeds))))
         give_runs(e, tabulate(histories), over(), many, folder)
         raise
     if rest := many - over(): warn(f"{rest} of {many} runs are not finished; the same call goes on") # after `minutes`

@@ -161,9 +161,9 @@ def build(
 @contextmanager
 def modest():
     "A context that builds networks without allocating memory; a ValueError after 10,000 layers and parameter tensors."
-    nth = itertools.count()
+    nth, most = itertools.count(), 10**4
     def one(*_):
-        if next(nth) >= 10**4: raise ValueError('a network of more than 10000 layers and parameters is not made here')
+        if next(nth) >= most: raise ValueError(f'a network of more than {most} layers and parameters is not made here')
     hooks = [f(one) for f in (module.register_module_module_registration_hook,
                               module.register_module_parameter_registration_hook)]
     try:

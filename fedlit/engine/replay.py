@@ -55,7 +55,6 @@ def returns(self:ReplayedCohort, batch):
     whole = batch['x'].shape[1] == self.batches.widest() and 'valid' not in batch and not self.where
     return whole and varies_with(self.broadcast.method, STEP) <= {'first'}
 
-
 # %% ../../nbs/engine/replay.ipynb #b5f76790
 @patch
 def step_group(self:ReplayedCohort, t, ks, batch):

@@ -320,10 +320,10 @@ def file_of(
 # %% ../../nbs/papers/entries.ipynb #7e266a27
 def _in_words(values, unit=''):
     "The distinct values in words: all of them, or their range."
-    items = list(dict.fromkeys(values))
-    if len(items) > 4 and all(isinstance(v, (int, float)) for v in items): items = [f'{min(items)} to {max(items)}']
+    items, most = list(dict.fromkeys(values)), 4
+    if len(items) > most and all(isinstance(v, (int, float)) for v in items): items = [f'{min(items)} to {max(items)}']
     words = [f'{v:,}' if isinstance(v, int) else str(v) for v in items]
-    text = ', '.join(words[:4]) + (f' and {len(words)-4} more' if len(words) > 4 else '')
+    text = ', '.join(words[:most]) + (f' and {len(words)-most} more' if len(words) > most else '')
     return f"{text} {unit}{'' if text == '1' or not unit else 's'}".strip()
 
 def data_in_words(task): # as in a Setting
