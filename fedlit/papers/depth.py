@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from .claims import above_zero, ahead, ends, kendall, level, minus, ours, pick, trend_along
-from .entries import alphas, entry, grid, local_field
+from .entries import alphas, classes_each, entry, grid, local_field
 from .drawings import axis_figure, rounds_figure, table
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, with_and_without
 
@@ -224,3 +224,21 @@ entry('depth-images/methods', 'not in the papers',
       'The same beside FedProx, FedAvgM and MOON at the strongest heterogeneity',
       grid=image_grid(alpha=alphas(.05), depth=_depths, method=OTHERS),
       claims=ours({f'alpha 0.05: it raises the accuracy of {m}': helps(m) for m in ALL[1:]}))
+
+# %% ../../nbs/papers/depth.ipynb #cc82513d
+entry('depth-images/classes', 'not in the papers',
+      'The same by the number of classes that a client has, for FedAvg and MOON',
+      grid=image_grid(classes=classes_each(2, 3, 5), depth=_depths, method=PAIR | with_and_without('MOON')),
+      draw=(('accuracy', table('method', 'classes')), ('gain', gain_figure('classes', 'depth', joined=False))),
+      derive=rank_columns,
+      claims=ours({
+          **{f'{c} classes a client: it raises the accuracy{of}': helps(base, classes=c)
+             for base, of in (('FedAvg', ''), ('MOON', ' of MOON')) for c in (2, 3, 5)},
+          'it helps more where clients have fewer classes (2 minus 5)':
+              minus(helps(classes=2), helps(classes=5)),
+          'it helps MOON more where clients have fewer classes (2 minus 5)':
+              minus(helps('MOON', classes=2), helps('MOON', classes=5)),
+          'fewer classes leave fewer dimensions (global model, 5 minus 2)':
+              ahead(dict(classes=5), dict(classes=2), 'rank', 'dimensions', method='FedAvg'),
+          '2 classes a client: it gives dimensions back (local models)':
+              helps(value='local_rank', unit='dimensions', classes=2)}))
