@@ -3,7 +3,7 @@ import lzma, sys
 from pathlib import Path
 from fedlit.ground.files import _with_checksum, all_results, pack_of, write_file
 
-DIGITS = dict(seconds=2, peak_mb=3, loss=4, train_loss=3, drift=3, spectra=4, layer_ranks=4, feature_maps=4)
+DIGITS = dict(seconds=2, peak_mb=3, loss=3, train_loss=3, drift=3, spectra=4, layer_ranks=4, feature_maps=4)
 TEXT = dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, lc=4, pb=0) # 4 % less than `preset=9`
 TYPED = 'setting', 'settings'
 
