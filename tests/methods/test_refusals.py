@@ -4,9 +4,9 @@ import re
 import pytest
 from fedlit.methods import (
     APFL, Clip, CoordinateMedian, DepthFL, Ditto, DP, DSFL, ExactDecorr, FedAdagrad, FedAdam, FedALA, FedAMP, FedAS,
-    FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedDF, FedDSE, FedDyn, FederatedDropout,
-    FedET, FedNova, FedPAC, FedPara, FedPer, FedProto, FedProx, FedRep, FedRoD, FedRolex, FedSAM, FedYogi,
-    FIARSE, FjORD, FlexLoRA, HeteroFL, IFCA, Krum, MaskedCE, MOON, OwnLabels, PerFedAvg, pFedMe, Quantize,
+    FedAsync, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedDF, FedDSE, FedDyn, FederatedDropout,
+    FedET, FedExP, FedNova, FedPAC, FedPara, FedPer, FedProto, FedProx, FedRep, FedRoD, FedRolex, FedSAM, FedYogi,
+    FIARSE, FjORD, FlexLoRA, HeteroFL, IFCA, Krum, MaskedCE, MOON, NormClipping, OwnLabels, PerFedAvg, pFedMe, Quantize,
     SCAFFOLD, TopK, TrimmedMean)
 
 SHARES = 'a tuple of numbers in (0, 1]'
@@ -73,6 +73,8 @@ ADDED = [ # in this order or, of the second list, in either
 EITHER = [
     (FedBABU(), FedDBE(), 'takes away the head'), (FedRoD(), FedDBE(), 'features without the vector'),
     (FedNova(), FedALA(), 'FedALA moves a client before its first step'),
+    (FedExP(), TopK(), "compares the clients' updates with their mean, and TopK changes"),
+    (FedExP(), NormClipping(), 'and NormClipping changes'), (FedExP(), FedAsync(), 'and FedAsync changes'),
     (FedPAC(), HeteroFL(), 'mixes whole heads'), (FedPAC(), OwnLabels(), 'mixes whole heads'),
     (DepthFL(), PerFedAvg(), 'PerFedAvg trains on one answer before use')]
 
