@@ -192,8 +192,10 @@ def _fit_to(one): # a tensor of the network
 def _turn(pair): # pair: the name of a part, and the part
     return bool(pair[1].protects), not overrides(pair[1], 'use')
 
-def _check_names(name, before, now, origins): # origins: tensor -> the earlier part that added it
-    "Refuse a part whose `init` takes away what an earlier part builds on; returns the names that are there `now`."
+def _check_names(name, before, now, origins, added=()): # origins: tensor -> the earlier part that added it
+    "Refuse a part whose `init` takes a name twice, or away what an earlier part builds on; returns the names `now`."
+    if twice := sorted(before.intersection(added)):
+        raise ValueError(f"{name} adds {twice[0]!r}, but there is a tensor of that name already")
     if clashes := [(k, new) for k in sorted(before - now) for new in origins if k in new]:
         k, new = clashes[0]
         raise ValueError(f"{name} takes {k!r} away, which {origins[new]} builds on: write {name} + {origins[new]}")
@@ -221,7 +223,7 @@ def start(
                 params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator(),
                 keeps=partial(stays_whole, params=params, buffers=buffers))))
             for tree, extra in zip((buffers, fixed), more): tree.update(extra)
-            names = _check_names(name, names, {*params, *buffers}, origins)
+            names = _check_names(name, names, {*params, *buffers}, origins, *more[:1])
     if local and local.optimizer.kept: client[OPTIMIZER] = local.optimizer.begin(local, params)
     everyone = lambda tree: tmap(lambda v: Table(v, clients, store), tree)
     home = {k: v for k, v in {**params, **buffers}.items() if stays(k, params, buffers)}

@@ -71,7 +71,7 @@ def as_python(v): # a value
     if hasattr(v, 'tolist'): v = v.tolist()
     return tuple(map(as_python, v)) if isinstance(v, (tuple, list)) else v
 
-KINDS = {int: 'int', float: 'float', bool: 'bool', tuple: 'tuple', tuple[float, ...]: 'tuple[float, ...]'}
+KINDS = {int: 'int', float: 'float', bool: 'bool', str: 'str', tuple: 'tuple', tuple[float, ...]: 'tuple[float, ...]'}
 
 def _kind(f): return f.type if isinstance(f.type, str) else KINDS.get(f.type, '')
 
@@ -89,7 +89,8 @@ def as_declared(
     return _float(v) if kind == 'float' else v
 
 # %% ../../nbs/ground/messages.ipynb #msgval2
-_RIGHT = dict(int=(int, 'a whole number'), float=((int, float), 'a number'), bool=(bool, 'True or False'))
+_RIGHT = dict(int=(int, 'a whole number'), float=((int, float), 'a number'), bool=(bool, 'True or False'),
+              str=(str, 'a text'))
 
 def _list_error(f, v):
     "What is wrong with a list, or with an array where a tuple belongs; '' for other values."

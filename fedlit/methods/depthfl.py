@@ -10,6 +10,7 @@ import math, torch, torch.nn.functional as F
 from dataclasses import field
 from fastcore.basics import patch
 from torch import nn
+from ..local import is_whole
 from ..method import Method, overrides, require
 from .perfedavg import PerFedAvg
 from .submodels import SubModel, entry
@@ -161,7 +162,8 @@ class DepthFL(Method):
     pinch: float = field(default=0., repr=False) # added to the teachers' probabilities; 1e-7 as released
     excludes = SubModel.excludes
     ranges = dict(pinch='in [0, 1)', ramp='at least 1', exits=('all', 'last'),
-                  levels=(lambda v: len(v) and all(d >= 1 for d in v), 'a tuple of depths, each at least 1'))
+                  levels=(lambda v: isinstance(v, tuple) and v and all(is_whole(d) and d >= 1 for d in v),
+                          'a tuple of whole numbers, at least 1'))
     def has(self,
         number,  # number of the client, an int or an integer tensor
         clients, # int, number of clients

@@ -27,7 +27,7 @@ class DSFL(Method):
     steps: int = 100      # number of steps of the server's student in a round
     lr: float = 1e-3      # learning rate of the student's Adam
     batch_size: int = 32  # shared inputs in a client's step
-    ranges = dict(T='positive', weight='at least 0', steps='at least 0')
+    ranges = dict(T='positive', weight='at least 0', steps='at least 0', lr='positive', batch_size='at least 1')
     def refuses(self, other, before): return want_whole(other)
     def keep(self, name): return True
     def loss(self, params, buffers, forward, proxy, server, step, steps, round):

@@ -27,10 +27,10 @@ def inner(
     width = max(1, int(r_c*o)) if k else rank
     return width*(k[0] if k else 1), 1/width
 
-def layout(shape): # shape of the weight: (O, I), or (O, I, K, K)
-    "Rows and columns of a weight laid out as a matrix: (O, I), or (O K, I K) for a convolution."
+def layout(shape): # shape of the weight: (O, I), or (O, I, K, J)
+    "Rows and columns of a weight laid out as a matrix: (O, I), or (O K, I J) for a convolution."
     o, i, *k = shape
-    return (o*k[0], i*k[0]) if k else (o, i)
+    return (o*k[0], i*k[1]) if k else (o, i)
 
 # %% ../../nbs/methods/46_feddecomp.ipynb #483fe3fc
 def _factors(k, w, n, form, generator):

@@ -14,6 +14,7 @@ from ..engine.inputs import least_batch, parts
 from ..ground.draws import hold_draws, seed_of
 from ..local import Local
 from ..measure import accuracy
+from ..method import require
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00007
 def imitation(
@@ -43,8 +44,7 @@ class KnowledgeTransfer:
     def __post_init__(self):
         how, self.task = self.local.optimizer, replace(self.task, augment=()) # logits are of an image as it is
         if how.kept: raise ValueError(f"{how!r}: FedGKT keeps no optimiser between rounds; take kept=False")
-        if not self.T > 0: raise ValueError(f"T={self.T!r}, but it must be positive")
-        if not self.epochs >= 1: raise ValueError(f"epochs={self.epochs!r}, but it must be at least 1")
+        require(self, T='positive', epochs='at least 1', alpha='at least 0')
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #9d78511b
 def _steps(net, loss, batches, local, seed):

@@ -7,7 +7,7 @@ __all__ = ['FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP']
 
 # %% ../../nbs/methods/32_fedopt.ipynb #266a5d88
 import torch
-from ..method import Method
+from ..method import Method, overrides
 from ..ground.tree import zeros
 
 # %% ../../nbs/methods/32_fedopt.ipynb #5c1482fe
@@ -55,6 +55,9 @@ class FedExP(Method):
     eps: float = 1e-3 # added to the squared length of the mean step, so that very small steps are not stretched
     excludes = "the server's optimiser"
     ranges = dict(eps='positive')
+    def refuses(self, other, before):
+        why = f"it compares the clients' updates with their mean, and {other.name} changes them in between"
+        return why if overrides(other, 'send') or overrides(other, 'combine') else ''
     def done(self, client, params, delta, kept):
         far = sum((delta[k].square().sum() for k in params if k not in kept), next(iter(params.values())).new_zeros(()))
         return client, dict(far=far)

@@ -96,6 +96,15 @@ def test_clients_and_server_train_as_local_says():
     with pytest.raises(ValueError, match='take kept=False'):
         fedgkt(small, server, TASK, CLIENTS, 1, Local(optimizer=SGD(kept=True)))
 
+@pytest.mark.parametrize('wrong, right', [
+    (dict(T=0.), 'positive'), (dict(T=float('nan')), 'positive'), (dict(epochs=0), 'at least 1'),
+    (dict(alpha=-1.), 'at least 0'), (dict(alpha=float('nan')), 'at least 0')], ids=str)
+def test_what_it_cannot_be_is_refused(wrong, right):
+    small, server = build('mlp', TASK, seed=0, hidden=(), features=16), nn.Linear(16, 10)
+    (name, value), = wrong.items()
+    with pytest.raises(ValueError, match=f'{name}={value}, but it must be {right}'):
+        fedgkt(small, server, TASK, CLIENTS, 1, LOCAL, **wrong)
+
 def test_what_a_network_draws_is_determined_by_the_seed():
     net = lambda *size: nn.Sequential(nn.Linear(*size), nn.Dropout(.5))
     small, server = wrap(nn.Sequential(nn.Flatten(), net(64, 16), nn.Linear(16, 10)), '2'), net(16, 10)

@@ -207,9 +207,9 @@ def test_feddecomp_shapes(shape, r_c, rank, r_l, a, b, pa, pb):
 
 @pytest.mark.parametrize('form,scale', [('released', 1/2), ('paper', 1.)])
 def test_feddecomp_reconstructs_a_convolution(form, scale):
-    "Entry by entry, with a grouped convolution as well."
-    for groups in (1, 2):
-        conv = nn.Conv2d(4, 4, 3, groups=groups, bias=False)
+    "Entry by entry, with a grouped convolution and kernels that are not square as well."
+    for groups, size in ((1, 3), (2, 3), (1, (3, 1)), (1, (1, 3))):
+        conv = nn.Conv2d(4, 4, size, groups=groups, bias=False)
         m = FedDecomp(r_c=.5, form=form)
         p = start(m, nn.Sequential(conv), 1).params
         g = torch.Generator().manual_seed(0)

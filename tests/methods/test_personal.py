@@ -177,6 +177,16 @@ def test_apfl(alpha, learn, executor):
     assert (state.personal['alpha'][:] - torch.tensor(alphas, dtype=torch.double)).abs().max() < 1e-10
     assert (len(set(alphas)) == 3) == learn
 
+@pytest.mark.parametrize('m, name', [(APFL(), 'alpha'), (FedDBE(), 'feature_mean')], ids=['APFL', 'FedDBE'])
+@pytest.mark.parametrize('add', ['register_parameter', 'register_buffer'])
+def test_a_part_does_not_take_the_name_of_a_tensor_of_the_network(m, name, add):
+    "With a parameter `alpha`, the network would compute with APFL's weight in its place."
+    net = classifier()
+    getattr(net, add)(name, nn.Parameter(torch.ones(())) if add == 'register_parameter' else torch.ones(()))
+    with pytest.raises(ValueError, match=f'{m.name} adds {name!r}, but there is a tensor of that name already'):
+        start(m, net, 3)
+    assert start(FedAvg(), net, 3)
+
 def apfl_of_outputs(alpha, learn, norm=True):
     w = classifier(norm)
     own, alphas = [copy.deepcopy(w) for _ in range(3)], [torch.tensor(alpha, dtype=torch.double) for _ in range(3)]

@@ -4,9 +4,10 @@ import re
 import pytest
 from fedlit.methods import (
     APFL, Clip, CoordinateMedian, DepthFL, Ditto, DP, DSFL, ExactDecorr, FedAdagrad, FedAdam, FedALA, FedAMP, FedAS,
-    FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedDF, FedDSE, FedDyn, FederatedDropout, FedET,
-    FedNova, FedPAC, FedPara, FedPer, FedProto, FedProx, FedRep, FedRoD, FedRolex, FedSAM, FedYogi, FIARSE, FjORD,
-    FlexLoRA, HeteroFL, IFCA, Krum, MaskedCE, MOON, OwnLabels, PerFedAvg, pFedMe, Quantize, SCAFFOLD, TopK, TrimmedMean)
+    FedAsync, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedDF, FedDSE, FedDyn, FederatedDropout,
+    FedET, FedExP, FedNova, FedPAC, FedPara, FedPer, FedProto, FedProx, FedRep, FedRoD, FedRolex, FedSAM, FedYogi,
+    FIARSE, FjORD, FlexLoRA, HeteroFL, IFCA, Krum, MaskedCE, MOON, NormClipping, OwnLabels, PerFedAvg, pFedMe, Quantize,
+    SCAFFOLD, TopK, TrimmedMean)
 
 SHARES = 'a tuple of numbers in (0, 1]'
 CANNOT = [ # method, hyperparameter, values that it cannot have, what it must be
@@ -28,8 +29,9 @@ CANNOT = [ # method, hyperparameter, values that it cannot have, what it must be
     (FederatedDropout, 'rates', [(2.,)], SHARES), (FIARSE, 'rates', [(0.,)], SHARES),
     (FjORD, 'rates', [(1.5,)], SHARES), (FjORD, 'widths', [(0.,)], SHARES),
     (FedDSE, 'temperature', [-1.], 'at least 0'), (FedDSE, 'rounding', ['off'], "'up' or 'down'"),
-    (DepthFL, 'levels', [(), (0,)], 'a tuple of depths, each at least 1'), (DepthFL, 'ramp', [0], 'at least 1'),
-    (DepthFL, 'exits', ['first'], "'all' or 'last'"),
+    (DSFL, 'lr', [0., -1.], 'positive'), (DSFL, 'batch_size', [0, -4], 'at least 1'), (DSFL, 'T', [0.], 'positive'),
+    (DepthFL, 'levels', [(), (0,), (2.5, 1), 4], 'a tuple of whole numbers, at least 1'),
+    (DepthFL, 'ramp', [0], 'at least 1'), (DepthFL, 'exits', ['first'], "'all' or 'last'"),
     (MaskedCE, 'fill', ['one'], "'zero' or 'inf'"), (Clip, 'norm', [0.], 'positive')]
 
 @pytest.mark.parametrize('kind, name, value, right', [
@@ -38,6 +40,13 @@ CANNOT = [ # method, hyperparameter, values that it cannot have, what it must be
 def test_what_a_hyperparameter_cannot_be_is_named(kind, name, value, right):
     said = f'{kind.__name__}: {name}={value!r}, but it must be {right}'
     with pytest.raises(ValueError, match=re.escape(said)): kind(**{name: value})
+
+@pytest.mark.parametrize('kind, name', [(FedPer, 'head'), (FedAS, 'head'), (FlexLoRA, 'head'), (FedET, 'shared'),
+                                        (MOON, 'form'), (DP, 'source')], ids=lambda v: getattr(v, '__name__', v))
+@pytest.mark.parametrize('value', [None, -1, .5, True, ('head',)])
+def test_a_text_is_a_text(kind, name, value):
+    with pytest.raises(TypeError, match=re.escape(f'{kind.__name__}: {name}={value!r}, but it must be a text')):
+        kind(**{name: value})
 
 PART = 'asks the network of every client, .* train only a part'
 ENTRY = 'an entry that a client does not train would count as'
@@ -64,6 +73,8 @@ ADDED = [ # in this order or, of the second list, in either
 EITHER = [
     (FedBABU(), FedDBE(), 'takes away the head'), (FedRoD(), FedDBE(), 'features without the vector'),
     (FedNova(), FedALA(), 'FedALA moves a client before its first step'),
+    (FedExP(), TopK(), "compares the clients' updates with their mean, and TopK changes"),
+    (FedExP(), NormClipping(), 'and NormClipping changes'), (FedExP(), FedAsync(), 'and FedAsync changes'),
     (FedPAC(), HeteroFL(), 'mixes whole heads'), (FedPAC(), OwnLabels(), 'mixes whole heads'),
     (DepthFL(), PerFedAvg(), 'PerFedAvg trains on one answer before use')]
 
