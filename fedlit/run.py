@@ -234,7 +234,7 @@ def check_precision(self:Federation):
 @patch
 def resolve(self:Federation):
     "The federation with all its choices made; a TypeError or ValueError names the first that is not possible."
-    device = best_device() if self.device == 'auto' else str(self.device)
+    device = best_device(self.device)
     numbers = {f.name: v.item() for f in fields(self) if isinstance(v := getattr(self, f.name), np.generic)}
     federation = replace(self, device=device, **numbers)
     federation.check_choices()

@@ -22,7 +22,7 @@ from fedlit.papers.evidence import LEVEL, paired_test, sequential_test
 from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
 from fedlit.papers.feddse import THESIS
 from fedlit.papers.measures import MEASURES
-from fedlit.papers.settings import Setting, address, federation_of, result_of, run_setting, run_settings
+from fedlit.papers.settings import Setting, _groups, address, federation_of, result_of, run_setting, run_settings
 from fedlit.parse import method as parse
 from fedlit.partition import classes_per_client
 from fedlit.local import Local
@@ -925,6 +925,15 @@ def test_until_decided_gives_up(small, monkeypatch, capsys):
 def test_a_misspelt_entry_beside_all_is_named():
     assert entries('all', 'moon') == entries() and entries('moon', 'all')[0].paper == 'moon'
     with pytest.raises(ValueError, match="no entry 'moon/fig99'"): entries('all', 'moon/fig99')
+
+def test_seeds_of_a_convolution_train_in_one_stack_on_an_accelerator_alone(monkeypatch):
+    "Which `auto` may be, and that is what a run without a device asks for."
+    convolutions = [replace(Setting(model='cnn_bn', options=()), seed=i) for i in range(4)]
+    def sizes(**kw): return [len(some) for some in _groups(convolutions, 2, kw)]
+    for there, stacks in ((False, [1]*4), (True, [2, 2])):
+        monkeypatch.setattr(torch.cuda, 'is_available', lambda there=there: there)
+        monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: False)
+        assert [sizes(), sizes(device='auto'), sizes(device='cpu')] == [stacks, stacks, [1]*4]
 
 SOME_FAIL = '''import multiprocessing, sys
 from pathlib import Path

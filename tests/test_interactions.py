@@ -80,7 +80,7 @@ def test_pairs_that_cannot_be_keep_an_empty_cell_with_the_reason():
     t = seen.pairs()
     assert 'which coordinates a client has' in t.why[0] and 'FedDF' in t.why[1] and 'FedDF' in t.why[2]
     assert t.verdict.isna().all() and t['mean'].isna().all() and seen.effects().why[:2].tolist() == ['', '']
-    assert 'empty: ' in repr(seen) and sum(x.get_text() == 'cannot be' for x in seen.plot().texts) == 4
+    assert 'empty: ' in repr(seen) and sum(x.get_text() == 'empty' for x in seen.plot().texts) == 4
 
 def test_runs_away_is_a_reason_and_no_number():
     curves = drawn()

@@ -365,8 +365,9 @@ def writable(
     return path
 
 # %% ../../nbs/engine/inputs.ipynb #87c75304
-def best_device():
-    "What `auto` means: an NVIDIA or AMD GPU if there is one, else an Apple GPU, else the CPU."
+def best_device(device='auto'):
+    "What `auto` means: an NVIDIA or AMD GPU if there is one, else an Apple GPU, else the CPU; other devices as text."
+    if device != 'auto': return str(device)
     return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
 
 def check_device(device): # such as "cuda:1"

@@ -54,8 +54,7 @@ def reproduce(
 ):                  # number of results that are still missing
     "Run the missing runs of some entries."
     kw = {**({'device': 'cpu'} if scale == 'embedded' else {}), **kw}
-    device = kw.get('device', 'auto')
-    if (best_device() if device == 'auto' else device) != 'cpu': processes = processes or 1 # they would share it
+    if best_device(kw.get('device', 'auto')) != 'cpu': processes = processes or 1 # they would share it
     requests, missing = {}, 0
     for e in entries(*names):
         note_look(e, scale, folder := out or e.folder, only, seeds)

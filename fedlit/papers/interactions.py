@@ -35,7 +35,7 @@ def sums(methods):
     if len(methods) < 2: raise ValueError(f"{len(methods)} method has no pair; give at least two")
     names = list(map(repr, methods))
     if again := [n for n in names if names.count(n) > 1]:
-        raise ValueError(f"{again[0]} stands there {names.count(again[0])} times")
+        raise ValueError(f"{again[0]} is listed {names.count(again[0])} times")
     if repr(FedAvg()) in names: raise ValueError("FedAvg() is what all others are compared with; leave it out")
     totals, reasons = {}, {}
     for i, j in combinations(range(len(methods)), 2):
@@ -205,7 +205,7 @@ def _cell(ax, x, y, row, most, unit):
     import matplotlib.pyplot as plt
     if row.why:
         ax.add_patch(plt.Rectangle((x-.5, y-.5), 1, 1, fc='none', ec='.75', hatch='///', lw=0))
-        return ax.text(x, y, 'cannot be', ha='center', va='center', fontsize=7, color='.4', backgroundcolor='white')
+        return ax.text(x, y, 'empty', ha='center', va='center', fontsize=7, color='.4', backgroundcolor='white')
     sure = row.verdict != 'undecided'
     colour = plt.get_cmap('PuOr')(.5 - .25*row['mean']/most) if sure else '.95'
     ax.add_patch(plt.Rectangle((x-.48, y-.48), .96, .96, fc=colour, ec='none'))

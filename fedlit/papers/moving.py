@@ -14,7 +14,7 @@ from .feddecorr import PAIR
 from ..partition import dirichlet
 
 # %% ../../nbs/papers/moving.ipynb #9bce7792
-def moving_data(rows): # rows of `fedlit.papers.collapse.committed`
+def moving_data(rows): # rows of `fedlit.papers.collapse.committed_results`
     "The data of the picture from the committed runs, for JSON: `stops`, a dictionary per alpha from even to uneven."
     def of(method, alpha):
         one = lambda value: curves(rows, value, method, alpha).mean(0)
@@ -142,7 +142,7 @@ for (const root of document.querySelectorAll('.fedlit-moving:not(.on)')) {
 class Moving:
     "The interactive picture of collapse and cure, for notebooks."
     def __init__(self,
-        rows,       # DataFrame from `fedlit.papers.collapse.committed`
+        rows,       # DataFrame from `fedlit.papers.collapse.committed_results`
         about='',   # sentence below the picture: data, network
         still=None, # function without arguments -> matplotlib figure, for viewers without HTML
     ): self.data, self.about, self.still = moving_data(rows), about, still

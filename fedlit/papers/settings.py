@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from tqdm import tqdm
 import fedlit.setting
+from ..engine.inputs import best_device
 from ..ground.files import forget, result, write_json
 from ..ground.messages import hide_lines_of_warnings, warn
 from .measures import MEASURES, watch_spectra
@@ -179,7 +180,7 @@ def _groups(todo, processes, kw):
     "Lists of settings that differ only in their seeds, short enough for all processes to have work."
     alike, most = {}, -(-len(todo)//processes)
     for s in todo:
-        small = 'mlp' in s.model or kw.get('device', 'cpu') != 'cpu'
+        small = 'mlp' in s.model or best_device(kw.get('device', 'auto')) != 'cpu'
         alike.setdefault(replace(s, seed=0, measure=()) if small else s, []).append(s)
     return [some[i:i+most] for some in alike.values() for i in range(0, len(some), most)]
 
