@@ -19,7 +19,7 @@ from fedlit.papers.entries import (CATALOGUE, SCALES, Entry, compare_published, 
                                    note_look, published_numbers, read_published, remember, repeats, report_entry,
                                    row_name, select, stands_on, with_seeds, write_table)
 from fedlit.papers.evidence import LEVEL, paired_test, sequential_test
-from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
+from fedlit.papers.feddecorr import DOMAINS, PAIR, gain_of
 from fedlit.papers.feddse import THESIS
 from fedlit.papers.measures import MEASURES
 from fedlit.papers.settings import Setting, address, federation_of, result_of, run_setting, run_settings
@@ -95,7 +95,7 @@ def small(monkeypatch, tmp_path):
     grid = lambda scale: [(dict(data='digits', method=m, seed=i), replace(base, method=t, seed=i))
                           for m, t in (('FedAvg', 'FedAvg()'), ('FedAvg+FedDecorr', 'FedDecorr()')) for i in (0, 1)]
     entry = Entry('tiny/fig1', 'Fig. 1', 'Two methods', grid, rounds_figure(),
-                  {'FedDecorr helps': helps(), 'MOON helps': helps('MOON')})
+                  {'FedDecorr helps': gain_of(), 'MOON helps': gain_of('MOON')})
     monkeypatch.setitem(CATALOGUE, entry.id, entry)
     plan.cache_clear()
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from .depth import LONG, perceptron
 from .drawings import COLUMN, axis_figure, rounds_figure, table
 from .entries import CATALOGUE, alphas, bases, basis_of, cross, entry, entry_runs, looks
 from .evidence import paired_test, sequential_test
-from .feddecorr import ALL, EVEN, FOUR, PAIR, UNEVEN, helps, uneven, with_and_without
+from .feddecorr import ALL, EVEN, FOUR, PAIR, UNEVEN, gain_of, uneven, with_and_without
 from ..setting import plain
 
 # %% ../../nbs/papers/collapse.ipynb #ee7caf99
@@ -103,7 +103,7 @@ COLLAPSE = {
     'TPAMI Fig. 4: averaging collapses further: R > 0': above_zero('R', 'log units', method='FedAvg', alpha=STRONG),
 }
 def rise_claims(value, unit, what): # what: the quantity that is raised, in words
-    return {f'Fig. 3: FedDecorr raises the {what}': helps(value=value, unit=unit, alpha=STRONG)}
+    return {f'Fig. 3: FedDecorr raises the {what}': gain_of(value=value, unit=unit, alpha=STRONG)}
 
 CURE = {
     'TPAMI Fig. 6: FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'log units', alpha=STRONG),
@@ -116,9 +116,9 @@ CURE = {
 
 # %% ../../nbs/papers/collapse.ipynb #cla00002
 GAINS = {
-    **{f'Table 1: FedDecorr raises the accuracy of {m}': helps(m, alpha=STRONG) for m in ALL},
+    **{f'Table 1: FedDecorr raises the accuracy of {m}': gain_of(m, alpha=STRONG) for m in ALL},
     'Table 1: it helps more where labels are more uneven (gain at 0.05 minus gain at inf)': uneven,
-    'Table 1: with even labels it neither helps nor hurts by a point (alpha inf)': level(helps(alpha=EVEN)),
+    'Table 1: with even labels it neither helps nor hurts by a point (alpha inf)': level(gain_of(alpha=EVEN)),
     'Table 5: it costs less than MOON (seconds a round, MOON minus FedDecorr)':
         ahead('MOON', 'FedAvg+FedDecorr', 'round_seconds', 's', alpha=STRONG),
 }
@@ -167,7 +167,7 @@ def describe_runs(rows, scale='embedded'): # 'embedded' or 'short'
 # %% ../../nbs/papers/collapse.ipynb #c1a5e005
 def gains_by_alpha(rows, missing=()):
     "What FedDecorr adds to the accuracy of FedAvg at each alpha, in points, by the sequential test."
-    gains = judge({a: helps(alpha=a) for a in FOUR}, rows, missing, test=sequential_test).set_index('claim')
+    gains = judge({a: gain_of(alpha=a) for a in FOUR}, rows, missing, test=sequential_test).set_index('claim')
     return gains[['measured', 'seeds', 'interval']].rename(columns=dict(measured='gain')).rename_axis('alpha')
 
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6
