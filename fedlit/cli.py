@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from . import __version__
 from .ground.files import read_json, write_figure, write_file, write_json
-from .ground.messages import check_record, hide_lines_of_warnings, match_name, table_lines
+from .ground.messages import hide_lines_of_warnings, match_name, table_lines
 from .parse import (Misfit, ParseError, list_seeds, local, method, methods_by_name, read_name,
                           signature_of, value, values, values_of, vary)
 
@@ -191,12 +191,12 @@ def _reproduce(rep):
                      help='entries: stop at the first round that ends after so many; the same command goes on')
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
-    _add_seeds(rep, '3; entries have the first n')
+    rep.add_argument('--seeds', type=_count, metavar='N',
+                     help='the seeds 0 to n-1 (default: those of the last time; at first 3, of the main job 12)')
     rep.add_argument('--until-decided', action='store_true',
                      help='entries: three more seeds, and again, until the claims are decided; '
                           'the verdicts allow for looking again')
     rep.add_argument('--max-seeds', type=_count, help='with --until-decided: no more than so many (default: 30)')
-    rep.add_argument('--rounds', type=_count, help='main job: communication rounds')
     rep.add_argument('--quiet', action='store_true', help='no progress bar')
 
 # %% ../nbs/cli.ipynb #b1a27362
@@ -249,7 +249,6 @@ def _names(a, *methods):
         if text := getattr(a, k):
             name, paren, more = text.partition('(') # a partition may have arguments
             setattr(a, k, match_name(name, names, f"value of --{k.replace('_', '-')}") + paren + more)
-    if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
     if a.model: a.model = read_name(a.model, 'model')
     if a.data and not _is_own(a.data):
         if os.sep in a.data: raise ValueError(f"--data {a.data}: there is no such folder")
@@ -500,16 +499,12 @@ def reproduce(a):
     if a.list: return _list_entries(a)
     from fedlit.engine.inputs import check_device
     if a.device and a.device != 'auto': check_device(a.device)
-    if a.rounds: raise ValueError('--rounds belongs to the main job; of an entry, --scale decides the rounds')
-    if a.seeds and a.seeds != list(range(len(a.seeds))):
-        raise ValueError(f"--seeds {' '.join(map(str, a.seeds))}, but of an entry it is how many, such as --seeds 10; "
-                         '--only seed=0 picks a seed')
     if a.until_decided and a.seeds: raise ValueError('--until-decided chooses the seeds; leave --seeds out')
     if a.max_seeds and not a.until_decided: raise ValueError(f'--max-seeds {a.max_seeds} belongs to --until-decided')
     kw = dict(scale=a.scale or 'embedded', only=a.only, out=a.out, processes=a.processes, minutes=a.minutes,
               progress=not a.quiet, **{k: v for k in ('device', 'executor') if (v := getattr(a, k))})
     if a.until_decided: catalogue.until_decided(a.entry, a.max_seeds or 30, **kw)
-    else: catalogue.reproduce(a.entry, seeds=a.seeds and len(a.seeds), **kw)
+    else: catalogue.reproduce(a.entry, seeds=a.seeds, **kw)
 
 # %% ../nbs/cli.ipynb #e72e8d31
 def _collapse(a):
@@ -518,16 +513,14 @@ def _collapse(a):
         raise ValueError(f"{', '.join(options)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
     from fedlit.papers import catalogue
-    from fedlit.papers.claims import results, wrap_text
-    from fedlit.papers.collapse import SEEDS, committed_verdicts, findings, main_job, note_main_job, verdicts_beside
-    began = time.perf_counter()
-    main_job(tuple(a.seeds or SEEDS), a.rounds)
-    job = catalogue.CATALOGUE['collapse']
-    note_main_job(out := a.out or job.folder)
+    from fedlit.papers.claims import wrap_text
+    from fedlit.papers.collapse import committed_verdicts, findings, verdicts_beside
+    began, job = time.perf_counter(), catalogue.CATALOGUE['collapse']
+    out = a.out or job.folder
     print(f'{job.caption} on digits:', end=' ')
-    catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
+    catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet, seeds=a.seeds)
     here = catalogue.verdicts('collapse', out=out)
-    rows, missing = results(job.grid('embedded'), out)
+    rows, missing = catalogue.found_rows(job, 'embedded', out=out)
     if not missing: print('\n' + findings(rows, here))
     catalogue.report(['collapse'], out=a.out)
     print('\nBeside the committed runs:')
@@ -553,12 +546,10 @@ def report(a):
     "Figures, tables and verdicts from the results of `fedlit reproduce`, and what is missing"
     for option, path in (('--out', a.out), ('--to', a.to)): _folder(option, path)
     from fedlit.papers import catalogue
-    from fedlit.papers.collapse import collapse_runs, describe_unused, main_job, runs_in
-    ours, out = not a.entry or 'collapse' in a.entry, a.out or catalogue.CATALOGUE['collapse'].folder
-    if ours: main_job(*(seeds_rounds := runs_in(out)))
+    from fedlit.papers.collapse import describe_unused
     catalogue.report(a.entry, a.scale or 'embedded', a.only, a.out, a.to)
-    if ours and (a.scale or 'embedded') == 'embedded' and a.entry in ([], ['collapse']):
-        for line in describe_unused(out, seeds_rounds[1] or collapse_runs('embedded')[0][1].rounds): print(f'  {line}')
+    if (a.scale or 'embedded') == 'embedded' and a.entry in ([], ['collapse']):
+        for line in describe_unused(a.out or catalogue.CATALOGUE['collapse'].folder): print(f'  {line}')
 
 # %% ../nbs/cli.ipynb #67419b32
 def report_run(a):

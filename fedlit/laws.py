@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['CLIENTS', 'K', 'T', 'B', 'COUNTS', 'OUTCOMES', 'Call', 'ROUNDING', 'Twin', 'TWINS', 'LAWS', 'CAUSES', 'AFTER',
-           'Small', 'batches', 'who', 'World', 'small', 'train', 'train_once', 'contents', 'gap', 'Verdict', 'sentence',
-           'check_text', 'check_runs', 'record_hooks', 'check_whole', 'check_untouched', 'check_types', 'check_finer',
-           'copy_method', 'hold_seed', 'check_repeats', 'check_sealed', 'check_fresh', 'check_executors',
-           'check_recorded', 'check_twin', 'check_equal', 'check_statistics', 'check_resumed', 'check_slope',
-           'check_batch', 'check_near', 'check_sums', 'check_twice', 'check_masked', 'check_frozen', 'check_off',
-           'check_acts', 'make_world', 'Report', 'check', 'import_file', 'classes_in', 'methods_in']
+           'Small', 'batches', 'draw_cohort', 'World', 'small_world', 'train', 'train_once', 'contents', 'difference',
+           'Verdict', 'sentence', 'check_text', 'check_runs', 'record_hooks', 'check_whole', 'check_untouched',
+           'check_types', 'check_finer', 'copy_method', 'hold_seed', 'check_repeats', 'check_sealed', 'check_fresh',
+           'check_executors', 'check_recorded', 'check_twin', 'check_equal', 'check_statistics', 'check_resumed',
+           'check_slope', 'check_batch', 'check_near', 'check_sums', 'check_twice', 'check_masked', 'check_frozen',
+           'check_off', 'check_acts', 'make_world', 'Report', 'check', 'import_file', 'classes_in', 'methods_in']
 
 # %% ../nbs/laws.ipynb #f1c2774f
 import copy, importlib.util, inspect, random, sys, tempfile, time, traceback, warnings, numpy as np
@@ -64,7 +64,7 @@ def batches(r): # int, the round
     x = torch.randn(K, T, B, 1, 6, 6, generator=g)
     return dict(x=x, y=torch.randint(0, 3, (K, T, B), generator=g), counts=COUNTS)
 
-def who(
+def draw_cohort(
     r,               # int, the round
     clients=CLIENTS, # how many exist
     k=K,             # how many take part
@@ -88,9 +88,9 @@ class World:
     proxy: object = None # (M, ...) inputs of the server, for methods that distil, or a pair with their labels
     own: bool = False    # is the network somebody's own?
     local: Local = Local(lr=.1, momentum=.9, weight_decay=.01)
-    draw: object = who   # function of (round, clients, participants): the numbers of the participants
+    draw: object = draw_cohort # function of (round, clients, participants): the numbers of the participants
     cache: dict = field(default_factory=dict, repr=False) # what was trained
-    def who(self, r): return self.draw(r, self.clients, len(self.sizes))
+    def cohort(self, r): return self.draw(r, self.clients, len(self.sizes))
     def limit(self, v): return max(v, 1e-6) if self.own else v # networks differ in how they amplify rounding
     def keep(self, key, make): # what `make` returns, made once
         if key not in self.cache: self.cache[key] = make()
@@ -98,7 +98,7 @@ class World:
     def begin(self, method): return start(method, self.model, self.clients, local=self.local)
 
 # %% ../nbs/laws.ipynb #24eaf230
-def small(
+def small_world(
     norm=True, # with BatchNorm?
     bias=None, # do convolutions have one? None: where there is no BatchNorm
     seed=0,    # of the initial weights
@@ -110,7 +110,7 @@ def small(
     proxy = torch.randn(12, 1, 6, 6, dtype=torch.double, generator=torch.Generator().manual_seed(99))
     return World(model, lambda r: tmap(_double, batches(r)), CLIENTS, COUNTS.sum(1).float(), proxy)
 
-def _plain(world): return replace(small(norm=False), proxy=world.proxy)
+def _plain(world): return replace(small_world(norm=False), proxy=world.proxy)
 
 # %% ../nbs/laws.ipynb #5c4f3329
 def train(
@@ -128,7 +128,7 @@ def train(
     state = state or start(method, world.model, world.clients, local=local)
     for r in range(state.round, rounds):
         to_all = Broadcast(method, world.model, state, local, **{'proxy': world.proxy, **fields})
-        state = fed_round(to_all, world.who(r), world.data(r), world.sizes, executor, tapes, chunk)
+        state = fed_round(to_all, world.cohort(r), world.data(r), world.sizes, executor, tapes, chunk)
     return state
 
 def train_once(method, world, executor='loop', rounds=3):
@@ -140,7 +140,7 @@ def contents(state): # State
     "All that a state holds, by name: tensors, or Tables with a row a client."
     return flatten({k: getattr(state, k) for k in TREES})
 
-def gap(
+def difference(
     a, # State
     b, # State
 ):     # float; infinite where one of them is not finite
@@ -345,7 +345,7 @@ def check_untouched(method, world):
         trees = {**contents(state), **flatten({'the batches': data, 'the network': net.state_dict()})}
         return {**{k: torch.clone(v) for k, v in trees.items()}, 'whether the network trains': net.training}
     before = everything()
-    fed_round(Broadcast(method, net, state, world.local, proxy=world.proxy), world.who(0), data, world.sizes)
+    fed_round(Broadcast(method, net, state, world.local, proxy=world.proxy), world.cohort(0), data, world.sizes)
     after = everything()
     changes = [k for k, v in before.items() if not np.array_equal(v, after[k])]
     if changes: return _no(f"a round changed {changes[0]}")
@@ -430,11 +430,11 @@ def check_repeats(method, world):
     "The same run twice gives the same bits, whatever federation was run before."
     spare = world.cache.get('untried')
     if spare is None: method, spare = copy_method(method), copy_method(method)
-    apart = gap(_again(method, world, 0), _anew(method, world, 0))
+    apart = difference(_again(method, world, 0), _anew(method, world, 0))
     if apart or not any(_ours(type(p)) for p in method.parts): return _within(0, 'between two runs of the same', apart)
     other = replace(_of(world, lambda net: {k: .9*v if v.is_floating_point() else v for k, v in net.items()}),
                     data=lambda r: world.data(r + 5))
-    apart = gap(_anew(method, other, 0), _anew(spare, other, 0))
+    apart = difference(_anew(method, other, 0), _anew(spare, other, 0))
     return _within(0, 'with and without another federation before it', apart)
 
 def _of(world, change, **kw):
@@ -447,7 +447,7 @@ def _of(world, change, **kw):
 def check_sealed(method, world):
     "The result does not depend on the random generators of the process."
     two = _again(method, world, 0), _again(method, world, 1)
-    verdict = _within(0, 'where torch, numpy and random begin elsewhere', gap(*two))
+    verdict = _within(0, 'where torch, numpy and random begin elsewhere', difference(*two))
     why = ', but a hook draws from a generator of the process, where torch.randn would be named by the round'
     return verdict if verdict.holds else _no(verdict.reason + why)
 
@@ -490,7 +490,7 @@ def check_executors(method, world):
             if e == 'threads': torch.set_num_threads(2)
             try: other = train_once(method, world, e)
             except Exception as error: return _no(f"{e} fails where the loop does not: {_advice(error)}")
-        apart[e] = gap(train_once(method, world), other)
+        apart[e] = difference(train_once(method, world), other)
     return _within(world.limit(ROUNDING), 'from the loop', **apart)
 
 def _advice(error):
@@ -509,7 +509,7 @@ def check_recorded(method, world):
     for e in ('loop', 'vmap'):
         try: plain = train_once(method, world, e)
         except Exception: continue # which is for `executors` to say
-        apart[e] = gap(plain, train(method, world, e, tapes=Tapes()))
+        apart[e] = difference(plain, train(method, world, e, tapes=Tapes()))
     return _within(0, 'between played back and run', **apart)
 
 # %% ../nbs/laws.ipynb #7f4b592d
@@ -521,7 +521,7 @@ def _with(world, rows, numbers=lambda ks: ks, **kw):
     "The federation whose participants are these of `world`, under other numbers."
     rows = torch.as_tensor(rows)
     def data(r): return {k: v[rows] for k, v in world.data(r).items()}
-    def draw(r, *_): return numbers([world.who(r)[i] for i in rows])
+    def draw(r, *_): return numbers([world.cohort(r)[i] for i in rows])
     return replace(world, **{**dict(data=data, draw=draw, sizes=world.sizes[rows], cache={}), **kw})
 
 def _reverse(w): return _with(w, range(len(w.sizes))[::-1])
@@ -569,7 +569,7 @@ def _ties(method, world):
     if who := _draws(method, world, {*HOOKS} - {'merge'}): return f'{who}, perhaps for one client after another'
     def data(r): return {k: torch.cat([v, world.data(r + 1)[k][:2]]) for k, v in world.data(r).items()}
     wide = replace(world, data=data, sizes=torch.cat([world.sizes, world.sizes[:2]]), cache={})
-    apart = gap(train(method, wide), train(method, _reverse(wide)))
+    apart = difference(train(method, wide), train(method, _reverse(wide)))
     return f"it decides a tie: among {len(wide.sizes)} it is {apart:.0e}" if apart <= world.limit(1e-8) else ''
 
 def _votes(method, world):
@@ -614,7 +614,7 @@ def check_twin(
     if why := one.exemption(method, world): return _skip(f"not asked, as {why}")
     a, b = (train_once(method, w, rounds=one.rounds) for w in (world, one.change(world)))
     mine = lambda state: {k: v for k, v in _network(state).items() if k in world.model.state_dict()}
-    apart = gap(a, b) if name == 'order' else _max_difference(one.inverse(mine(b)), mine(a))
+    apart = difference(a, b) if name == 'order' else _max_difference(one.inverse(mine(b)), mine(a))
     verdict = _within(world.limit(1e-8), f"with {one.words}", apart)
     why = '' if verdict.holds else one.excuse(method, world)
     return _note(f"{verdict.reason}; look whether that is meant, as {why}") if why else verdict
@@ -622,7 +622,7 @@ def check_twin(
 # %% ../nbs/laws.ipynb #3f8e61c9
 def _one_round(method, world):
     "A federation before and after a round, and what its clients return."
-    state, ks = world.begin(method), world.who(0)
+    state, ks = world.begin(method), world.cohort(0)
     broadcast = Broadcast(method, world.model, state, world.local, proxy=world.proxy)
     out = local_phase(broadcast, ks, Batches(**world.data(0)))
     return state, out, aggregate(broadcast, ks, out, world.sizes)
@@ -670,7 +670,7 @@ def check_resumed(method, world):
         path = Run(method, [], state, dict(model='', seed=state.seed)).save(Path(folder)/'run.safetensors')
         state = Run.load(path, method=method).state
     train(method, world, rounds=2) # whatever is remembered beside the state is another's now
-    return _within(0, 'after an interruption', gap(train_once(method, world), train(method, world, state=state)))
+    return _within(0, 'after an interruption', difference(train_once(method, world), train(method, world, state=state)))
 
 # %% ../nbs/laws.ipynb #98723d30
 # functions that stop a gradient on purpose
@@ -777,7 +777,7 @@ def check_sums(method, world):
     both, yes, no = _beside(method, partners)
     try: train_once(FedAvg(), world, many := 'vmap')
     except Exception: many = 'loop' # this network
-    two = lambda m: gap(train(m, world, rounds=2), train(m, world, many, rounds=2))
+    two = lambda m: difference(train(m, world, rounds=2), train(m, world, many, rounds=2))
     try: apart = two(both)
     except Exception as e:
         for p in yes:
@@ -860,7 +860,7 @@ def make_world(
     data=None,  # Task, or dict(x=(K, T, B, ...), y=(K, T, B)) and perhaps counts=(K, T)
 ) -> World:
     "A federation with this network and these samples; without either, the small one."
-    if model is None and data is None: return small()
+    if model is None and data is None: return small_world()
     if data is None: raise TypeError("a network of your own needs data: a Task, or dict(x=(K, T, B, ...), y=(K, T, B))")
     if not isinstance(data, dict): return _of_task(model, data)
     if model is None or not {'x', 'y'} <= set(data):

@@ -26,10 +26,10 @@ class Value:
         flags = [f.name for f in fields(self) if f.type is bool and not isinstance(getattr(self, f.name), bool)]
         require(self, **{**self.right(), **dict.fromkeys(flags, (False, 'True or False'))})
     def right(self): return {} # name of a field -> (is it valid?, what would be right)
-    def said(self):
+    def arguments(self):
         "The fields that are printed: those with `repr=False` only if they differ from their defaults."
         return {f.name: getattr(self, f.name) for f in fields(self) if f.repr or getattr(self, f.name) != f.default}
-    def __repr__(self): return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.said().items())})"
+    def __repr__(self): return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.arguments().items())})"
 
 def is_number(v): # anything
     return isinstance(v, (int, float, np.number)) and not isinstance(v, bool)
@@ -208,7 +208,7 @@ class Local(Value):
     def right(self): return _requirements(self)
     def __repr__(self):
         skip = {'epochs'} if self.steps is not None and self.epochs == Local.epochs else set()
-        return f"Local({', '.join(f'{k}={v!r}' for k, v in self.said().items() if k not in skip)})"
+        return f"Local({', '.join(f'{k}={v!r}' for k, v in self.arguments().items() if k not in skip)})"
 
 # %% ../nbs/06_local.ipynb #locright2
 def _each(v, good): return isinstance(v, Effort) or (v != () and all(map(good, v)) if isinstance(v, tuple) else good(v))
@@ -312,7 +312,7 @@ def most(self:Local,
 def plain(self:Local):
     "A form that JSON can hold: numbers unchanged, tuples as lists, objects as their text."
     encode = lambda v: list(v) if isinstance(v, tuple) else repr(v) if isinstance(v, Value) else v
-    return {k: encode(v) for k, v in self.said().items()}
+    return {k: encode(v) for k, v in self.arguments().items()}
 
 @patch
 def offers(self:Local):

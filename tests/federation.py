@@ -3,7 +3,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from fedlit import laws
-from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, who # noqa: F401
+from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, difference, small_world, draw_cohort # noqa: F401
 from fedlit.methods import (
     FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
     FedAdagrad, FedAdam, FedYogi, FedExP,
@@ -24,13 +24,13 @@ class Bag(nn.Module):
         return z, self.head(z)
 
 SIZES = COUNTS.sum(1).float()
-PROXY = small().proxy   # unlabelled inputs of the server
+PROXY = small_world().proxy   # unlabelled inputs of the server
 
-def model(norm=True, seed=0): return small(norm, True, seed).model
+def model(norm=True, seed=0): return small_world(norm, True, seed).model
 
 def train(method, executor='loop', rounds=3, norm=True, local=None, **kw):
     "Some rounds in double precision with four of six clients; the state."
-    return laws.train(method, small(norm, True), executor, rounds, local=local, **kw)
+    return laws.train(method, small_world(norm, True), executor, rounds, local=local, **kw)
 
 def same(a, b):
     "Are two runs the same to the bit, in all that their states hold and in their histories but for the clock?"

@@ -28,7 +28,7 @@ from fedlit.result import Run
 from fedlit.run import federate, part_columns
 from fedlit.ground.tree import tmap
 from conftest import in_third
-from federation import METHODS, PRIVATE, SUMS, TRIMMED, small
+from federation import METHODS, PRIVATE, SUMS, TRIMMED, small_world
 
 stacks._better = lambda x: False # on the CPU as well the BatchNorm that a device has: then the bits are the same
 
@@ -42,7 +42,7 @@ def on(v, device, dtype=torch.float32):
 
 def world(device, of=None):
     "The small federation of the laws on a device."
-    w = of or small(True, True)
+    w = of or small_world(True, True)
     data = lambda r: {k: v if k == 'counts' else on(v, device) for k, v in w.data(r).items()}
     proxy = None if w.proxy is None else on(w.proxy, device)
     return laws.World(on(w.model, device), data, w.clients, w.sizes, proxy, local=w.local)
@@ -93,7 +93,7 @@ def methods(part='', only=()):
     "A third of all methods, each in one executor, in turn; or, if asked for the 'whole', all forms in all executors."
     whole = part == 'whole'
     usual, deep = {d: world(d) for d in BOTH}, {d: world(d, exits()) for d in BOTH}
-    bare = {d: world(d, small(False, True)) for d in BOTH}
+    bare = {d: world(d, small_world(False, True)) for d in BOTH}
     alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2)), *PRIVATE]
     firsts = list({type(m): m for m in [*alone, *(p for s in SUMS for p in s.parts)]}.values())
     asked = ([(m, e, r) for m in [*alone, *SUMS] for e in EXECUTORS for r in (False, True)] if whole

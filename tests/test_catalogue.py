@@ -13,13 +13,13 @@ from fedlit.models import models
 from fedlit.papers import catalogue, collapse
 from fedlit.papers.catalogue import entries, plan, reproduce, show, until_decided, verdicts
 from fedlit.papers.claims import Numbers, ahead, by_sign, evaluate, judge, ours, results, tally, verdict_view, within
-from fedlit.papers.collapse import committed_verdicts, main_job, note_main_job
+from fedlit.papers.collapse import committed_verdicts
 from fedlit.papers.drawings import png_of, rounds_figure, small_picture, table
 from fedlit.papers.entries import (CATALOGUE, SCALES, Entry, compare_published, found_rows, judge_entries, looks, means,
                                    note_look, published_numbers, read_published, remember, repeats, report_entry,
                                    row_name, select, stands_on, with_seeds, write_table)
 from fedlit.papers.evidence import LEVEL, paired_test, sequential_test
-from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
+from fedlit.papers.feddecorr import DOMAINS, PAIR, gain_of
 from fedlit.papers.feddse import THESIS
 from fedlit.papers.measures import MEASURES
 from fedlit.papers.settings import Setting, _groups, address, federation_of, result_of, run_setting, run_settings
@@ -95,7 +95,7 @@ def small(monkeypatch, tmp_path):
     grid = lambda scale: [(dict(data='digits', method=m, seed=i), replace(base, method=t, seed=i))
                           for m, t in (('FedAvg', 'FedAvg()'), ('FedAvg+FedDecorr', 'FedDecorr()')) for i in (0, 1)]
     entry = Entry('tiny/fig1', 'Fig. 1', 'Two methods', grid, rounds_figure(),
-                  {'FedDecorr helps': helps(), 'MOON helps': helps('MOON')})
+                  {'FedDecorr helps': gain_of(), 'MOON helps': gain_of('MOON')})
     monkeypatch.setitem(CATALOGUE, entry.id, entry)
     plan.cache_clear()
     monkeypatch.chdir(tmp_path)
@@ -131,9 +131,6 @@ def test_only_and_its_errors(small, capsys):
                         (['tiny/fig1', '--scale', 'papers'], "no scale 'papers'.*paper"),
                         (['tiny/fig1', '--only', 'methd=FedAvg'], "no label 'methd'.*method"),
                         (['tiny/fig1', '--only', 'seed=7'], "seed=7.*seed=0"),
-                        (['tiny/fig1', '--rounds', '3'], '--rounds belongs to the main job'),
-                        (['tiny/fig1', '--seeds', '1', '2'], '--seeds 1 2, but of an entry it is how many'),
-                        (['tiny/fig1', '--seeds', '5,'], '--seeds 5, but of an entry it is how many'),
                         (['tiny/fig1', '--until-decided', '--seeds', '5'], 'leave --seeds out'),
                         (['tiny/fig1', '--max-seeds', '5'], 'belongs to --until-decided')):
         with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
@@ -362,16 +359,13 @@ def test_a_client_with_few_samples_does_not_give_all_of_them_away():
 @pytest.fixture
 def short_job(monkeypatch):
     "The main job with two seeds, two alphas and one round of one epoch."
-    whole = collapse.collapse_runs
-    def few(scale, seeds=(0, 1, 2), rounds=None):
-        return [(l, replace(s, rounds=rounds or 1, local=Local(epochs=1, batch_size=128)))
-                for l, s in whole(scale, seeds[:2]) if l['alpha'] in (.05, float('inf'))]
-    monkeypatch.setattr(collapse, 'collapse_runs', few)
+    def few(scale):
+        return [(l, replace(s, rounds=1, local=Local(epochs=1, batch_size=128)))
+                for l, s in collapse.collapse_runs(scale, (0, 1)) if l['alpha'] in (.05, float('inf'))]
+    monkeypatch.setitem(CATALOGUE, 'collapse', replace(CATALOGUE['collapse'], grid=few))
     plan.cache_clear()
     yield few('embedded')
     plan.cache_clear()
-    monkeypatch.undo()
-    collapse.main_job()
 
 @pytest.mark.filterwarnings('ignore:.*is damaged')
 def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
@@ -394,27 +388,16 @@ def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
     assert (json.loads(victim.read_text(encoding='utf-8'))['seed'] in (0, 1)
             and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim))
 
-def test_seeds_and_rounds_of_the_main_job(short_job, monkeypatch, capsys):
+def test_seeds_of_the_main_job(short_job, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(catalogue, 'run_settings', lambda todo, *a, **kw: asked.extend(todo) or 0)
     monkeypatch.setattr(catalogue, 'report', lambda *a, **kw: None)
-    main(['reproduce', '--seeds', '3', '4', '--rounds', '2', '--quiet'])
-    assert len(asked) == 20 and {s.seed for s in asked} == {3, 4} and {s.rounds for s in asked} == {2}
-    assert CATALOGUE['collapse'].options == '--seeds 3 4 --rounds 2'
-    collapse.main_job((4,), 2)
-    assert CATALOGUE['collapse'].options == '--seeds 4, --rounds 2' # 4 by itself would be four seeds
+    monkeypatch.chdir(tmp_path)
+    main(['reproduce', '--seeds', '3', '--quiet'])
+    assert len(asked) == 30 and {s.seed for s in asked} == {0, 1, 2}
     for words, said in ((['--minutes', '5'], '--minutes belongs to entries'),
                         (['--until-decided'], '--until-decided belongs to entries')):
         with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
-
-def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
-    asked = [s for _, s in collapse.collapse_runs('embedded', (5,), 1)][:2]
-    run_settings([*asked, replace(asked[0], seed=7), Setting(rounds=1)], tmp_path, processes=1, progress=False)
-    assert collapse.runs_in(tmp_path) == ((5, 7), 1)
-    main(['report', '--out', str(tmp_path)])
-    out = capsys.readouterr().out
-    assert '3 of 28 runs' in out and 'fedlit reproduce collapse --scale embedded --seeds 5 7 --rounds 1 --out' in out
-    collapse.main_job()
 
 # ---- settings as they are printed ----
 
@@ -856,29 +839,6 @@ def test_two_seeds_that_are_whole_count_as_a_look(small, monkeypatch, whole, see
     main(['reproduce', 'tiny/fig1', '--seeds', '4', '--quiet'])
     assert looks(small, 'embedded', out) == seen
 
-def test_the_main_job_remembers_how_many_seeds_were_looked_at(tmp_path, monkeypatch):
-    e, of = 'collapse', lambda: looks(CATALOGUE['collapse'], 'embedded', tmp_path)
-    write = lambda: [write_json(tmp_path/address(s), dict(
-        setting=plain(s), history=dict(accuracy=[.5]*s.rounds), measured={k: [] for k in s.measure}))
-        for _, s in CATALOGUE[e].grid('embedded')]
-    try:
-        main_job((0, 1, 2))
-        note_main_job(tmp_path)
-        assert of() == ([None], False)
-        note_main_job(tmp_path) # the same command, resumed
-        assert of() == ([None], False)
-        main_job(tuple(range(5)))
-        note_main_job(tmp_path)
-        assert of() == ([None], True)
-        (tmp_path/'looks.json').unlink()
-        main_job((0, 1))
-        write()                 # a folder of before this was noted
-        main_job((0, 1, 2))
-        note_main_job(tmp_path)
-        assert of() == ([None], True)
-        assert set(judge_entries([CATALOGUE[e]], 'embedded', out=tmp_path).test) <= {'', 'sequential'}
-    finally: main_job()
-
 def test_a_further_seed_measures_what_all_entries_want(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(catalogue, 'run_settings', lambda todo, *a, **kw: asked.extend(todo) or 0)
@@ -1019,12 +979,6 @@ def test_a_report_needs_no_leave_to_write_beside_the_results(small, monkeypatch,
     monkeypatch.setattr(entries, 'write_json', refused)
     with pytest.warns(UserWarning, match='looks.json.*Read-only'): main(['report', 'tiny/fig1', '--to', 'elsewhere'])
     assert 'claims' in capsys.readouterr().out and Path('elsewhere/embedded/tiny').exists()
-
-def test_the_main_job_keeps_what_is_remembered_of_it(tmp_path):
-    write_json(tmp_path/'looks.json', {'collapse embedded': dict(seeds=[None], repeated=True, seen=[2])})
-    collapse.note_main_job(tmp_path)
-    assert result(tmp_path/'looks.json')['collapse embedded']['seen'] == [2]
-    assert looks(CATALOGUE['collapse'], 'embedded', tmp_path)[1]
 
 def test_what_is_shown_before_it_is_complete_is_noted():
     "Otherwise the last runs to come would turn a claim that was looked at into one that was not."

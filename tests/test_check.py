@@ -65,13 +65,13 @@ def test_what_only_vmap_refuses_is_recorded_all_the_same():
     assert report.broken == ['executors'] and report.rows['recorded'].holds, report
 
 def test_a_network_that_was_received_is_asked_without_training():
-    seen = laws.check_executors(mine_wrong.Distil(), laws.small())
+    seen = laws.check_executors(mine_wrong.Distil(), laws.small_world())
     assert 'vmap fails where the loop does not' in seen.reason
     assert '`forward(received, {}, x, train=False)`' in seen.reason
     class Right(Method):
         def loss(self, features, received, x, forward):
             return .1*(features - forward(received, {}, x, train=False)[0]).square().mean()
-    assert laws.check_executors(Right(), laws.small()).holds
+    assert laws.check_executors(Right(), laws.small_world()).holds
 
 def test_a_loss_that_draws_has_a_slope():
     "The same draws at either side of a difference; what is cut by float() is caught all the same."
@@ -82,14 +82,14 @@ def test_a_loss_that_draws_has_a_slope():
             noisy = torch.dropout(features, .5, True) + noise*torch.rand_like(features) + random.random()
             value = .1*noisy.square().mean()
             return float(value) if self.cut else value
-    assert laws.check_slope(Noisy(), laws.small()).holds
-    assert laws.check_slope(Noisy(cut=True), laws.small()).holds is False
+    assert laws.check_slope(Noisy(), laws.small_world()).holds
+    assert laws.check_slope(Noisy(cut=True), laws.small_world()).holds is False
 
 @pytest.mark.parametrize('stop', [lambda v: v.data, torch.Tensor.detach, torch.detach])
 def test_a_gradient_may_be_stopped_on_purpose(stop):
     class Stops(Method):
         def loss(self, features): return (features*stop(features)).mean()
-    assert 'on purpose' in laws.check_slope(Stops(), laws.small()).reason
+    assert 'on purpose' in laws.check_slope(Stops(), laws.small_world()).reason
 
 def test_a_tie_is_no_order():
     report = laws.check(Krum()) # of four clients, two are nearest to each other

@@ -12,7 +12,7 @@ from fedlit.models import Net, build
 from fedlit.partition import iid
 from fedlit.run import federate, federating
 from conftest import SELDOM
-from federation import HALVES, METHODS, SUMS, gap, train
+from federation import HALVES, METHODS, SUMS, difference, train
 
 compiler = pytest.mark.skipif(bool(no_compiler()), reason='no compiler of C++')
 
@@ -37,7 +37,7 @@ def test_the_graph_is_the_step(m, executor, norm, as_written):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
         got = train(m, executor, norm=norm, tapes=Tapes(compiles=True))
-    assert gap(got, train(m, executor, norm=norm)) < 1e-9 and not sentences(seen)
+    assert difference(got, train(m, executor, norm=norm)) < 1e-9 and not sentences(seen)
 
 def small(method=None, how='compile', rounds=3, **kw):
     task = load('digits').subset(160, seed=0)
@@ -232,7 +232,7 @@ def test_compiled_convolutions_norms_masks_and_ragged_clients(m, executor):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
         got = train(m, executor, tapes=Tapes(compiles=True))
-    assert gap(got, train(m, executor)) < 1e-11 and not sentences(seen)
+    assert difference(got, train(m, executor)) < 1e-11 and not sentences(seen)
 
 @compiler
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def apart(a, b):
     rows = [r.history.drop(columns=['seconds', 'peak_mb']) for r in (a, b)]
     assert list(rows[0]) == list(rows[1]) and len(rows[0]) == len(rows[1])
     for k in {'bad_clients', 'why'} & {*rows[0]}: assert rows[0].pop(k).tolist() == rows[1].pop(k).tolist()
-    return fed.gap(a.state, b.state), (rows[0]-rows[1]).abs().max().max()
+    return fed.difference(a.state, b.state), (rows[0]-rows[1]).abs().max().max()
 
 # All methods, on 1, 2 and 4 ranks
 
@@ -78,7 +78,7 @@ def trained(method, ranks):
     "What `fed.train` does, on all ranks; the state, which is whole on rank 0."
     net = fed.model()
     def train(who, state):
-        data, at = fed.batches(state.round), [fed.who(state.round).index(k) for k in who]
+        data, at = fed.batches(state.round), [fed.draw_cohort(state.round).index(k) for k in who]
         return check_clients(Guard(), who,
                     local_phase(Broadcast(method, net, state, STEPS, proxy=fed.PROXY), who,
                                 Batches(data['x'].double(), data['y'], data['counts']).of(at), 'vmap'),
@@ -88,8 +88,8 @@ def trained(method, ranks):
     if ranks.follows: return ranks.follow(sim, run).state
     team = ranks.begin(sim, run)
     for r in range(3):
-        run.state = aggregate(Broadcast(method, net, run.state, STEPS, proxy=fed.PROXY), fed.who(r),
-                              team.train(fed.who(r), run.state), fed.SIZES, team.sums)
+        run.state = aggregate(Broadcast(method, net, run.state, STEPS, proxy=fed.PROXY), fed.draw_cohort(r),
+                              team.train(fed.draw_cohort(r), run.state), fed.SIZES, team.sums)
     ranks.end(run)
     return run.state
 
@@ -102,7 +102,7 @@ def everything(third, rank, path):
         with Ranks('cpu') as ranks: state = trained(m, ranks)
         gaps[repr(m)] = (max((v-w).abs().max().item()
                              for v, w in zip(state.params.values(), reference(m).params.values()))
-                         if rank else fed.gap(state, reference(m)))
+                         if rank else fed.difference(state, reference(m)))
         traffic[repr(m)] = ranks.traffic
     (path/f'seen{rank}').write_text(json.dumps(dict(gaps=gaps, traffic=traffic)), encoding='utf-8')
     digits(2, executor='torchrun:vmap', checkpoint=path/'run')

@@ -269,10 +269,10 @@ class Noise(Method):
     def merge(self, delta, server): return delta, dict(server, merge=torch.randn(3))
 
 def test_two_parts_draw_different_numbers_and_the_first_those_of_one_alone():
-    one, two = (laws.train(m, laws.small(), rounds=1) for m in (Noise(), Noise() + Noise()))
+    one, two = (laws.train(m, laws.small_world(), rounds=1) for m in (Noise(), Noise() + Noise()))
     for k, v in one.server['Noise'].items():
         assert torch.equal(two.server['Noise'][k], v) and not torch.equal(two.server['Noise 2'][k], v)
-    moved = [s.params['head.bias'] - laws.train(FedAvg(), laws.small(), rounds=1).params['head.bias']
+    moved = [s.params['head.bias'] - laws.train(FedAvg(), laws.small_world(), rounds=1).params['head.bias']
              for s in (one, two)]
     assert not torch.allclose(moved[1], 2*moved[0])
 

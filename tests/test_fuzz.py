@@ -9,7 +9,7 @@ from fedlit.models import Net
 from fedlit.participation import draw_clients
 from fedlit.run import federate
 from by_hand import drawn, sgd
-from federation import gap
+from federation import difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore')] # of what cannot be stacked, and of rounding
 
@@ -135,5 +135,5 @@ def test_a_random_sum_is_the_same_in_every_executor(seed):
                                                   record=record, progress=False, evaluate_every=3).state
     plain = runs['loop', False]
     far = apart(plain.params, net.state_dict())
-    for how, state in runs.items(): assert gap(plain, state) < 1e-2*max(far, .1), (how, method, net)
-    for e in ('loop', 'auto', 'vmap'): assert gap(runs[e, False], runs[e, True]) == 0, (e, method, net)
+    for how, state in runs.items(): assert difference(plain, state) < 1e-2*max(far, .1), (how, method, net)
+    for e in ('loop', 'auto', 'vmap'): assert difference(runs[e, False], runs[e, True]) == 0, (e, method, net)

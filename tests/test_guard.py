@@ -18,7 +18,7 @@ from fedlit.state import State, start
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit.ground.tree import rows
-from federation import CLIENTS, METHODS, PROXY, SIZES, batches, gap, model, who
+from federation import CLIENTS, METHODS, PROXY, SIZES, batches, difference, model, draw_cohort
 
 TASK = load('digits')
 PARTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
@@ -48,7 +48,7 @@ def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state
 def test_a_skipped_client_was_not_drawn(m):
     "One of four clients has data that are not numbers; the server makes of the round what it makes of the other three."
     rest, local, n = [0, 2, 3], Local(lr=.1, momentum=.9), model()
-    state, data, ks = start(m, n, CLIENTS), batches(0), who(0)
+    state, data, ks = start(m, n, CLIENTS), batches(0), draw_cohort(0)
     def end(rows, sick=None):
         x = data['x'][rows, :1].double()
         if sick is not None: x[sick] = math.nan
@@ -59,7 +59,7 @@ def test_a_skipped_client_was_not_drawn(m):
     left, seen, said, one = end([0, 1, 2, 3], sick=1)
     assert left == [ks[i] for i in rest] and seen['bad'] == 1 and seen['bad_clients'] == str(ks[1])
     assert len(said) == 1 and f'client {ks[1]} produced NaN or infinity in round 1, first in ' in said[0]
-    assert gap(one, end(rest)[-1]) < 1e-12
+    assert difference(one, end(rest)[-1]) < 1e-12
     assert check_server(Guard(), state, one, seen)[0] is one
 
 # ---- what is found ----
@@ -112,7 +112,7 @@ def test_an_absurd_update_is_found_for_any_number_of_clients(K):
 
 def test_what_stays_at_home_is_measured_from_where_the_client_began():
     "The server's copy of it stands still, so that the distance from there would grow in every round."
-    m, n, ks, local = FedPer(), model(), who(0), Local(lr=.1)
+    m, n, ks, local = FedPer(), model(), draw_cohort(0), Local(lr=.1)
     state, data = start(m, n, CLIENTS), Batches(**{**batches(0), 'x': batches(0)['x'].double()})
     for _ in range(2):
         sent = Broadcast(m, n, state, local)

@@ -14,10 +14,10 @@ from fedlit.server import aggregate, holders
 from fedlit.state import start
 from by_hand import averaged, sgd
 from federation import (CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS,
-                        batches, gap, model, train, who)
+                        batches, difference, model, train, draw_cohort)
 
 ids = lambda m: repr(m)
-WORLD = {norm: laws.small(norm, bias=True) for norm in (True, False)}
+WORLD = {norm: laws.small_world(norm, bias=True) for norm in (True, False)}
 
 def test_every_exported_method_is_under_the_laws():
     odd = {type(m).__name__ for m in METHODS + ELSEWHERE} ^ set(methods_by_name())
@@ -79,7 +79,7 @@ def test_a_method_is_its_text(m):
 @pytest.mark.parametrize('m', [MOON(), SCAFFOLD(), FedBN()], ids=ids)
 def test_clients_that_sit_out_keep_their_memory(m):
     before, after = train(m, rounds=1), train(m, rounds=2)
-    out = sorted({*range(CLIENTS)} - {*who(1)})
+    out = sorted({*range(CLIENTS)} - {*draw_cohort(1)})
     home = {k: v for k, v in laws.contents(before).items() if isinstance(v, Table) and v.numel()}
     assert home and all(torch.equal(v[out], laws.contents(after)[k][out]) for k, v in home.items())
 
@@ -93,8 +93,8 @@ def test_frozen_parameters_stay():
     net = model()
     net.c1.weight.requires_grad_(False)
     state = start(FedAvg(), net, CLIENTS)
-    new = fed_round(Broadcast(FedAvg(), net, state, Local(lr=.1)), who(0), dict(batches(0), x=batches(0)['x'].double()),
-                    SIZES)
+    new = fed_round(Broadcast(FedAvg(), net, state, Local(lr=.1)), draw_cohort(0),
+                    dict(batches(0), x=batches(0)['x'].double()), SIZES)
     assert 'c1.weight' not in {**new.params, **new.buffers} and torch.equal(new.fixed['c1.weight'], net.c1.weight)
     assert not torch.equal(new.params['c2.weight'], net.c2.weight)
     assert 'fixed/c1.weight' in laws.contents(new) # all that a state holds
@@ -141,14 +141,14 @@ def test_round_refuses_bad_input():
     net, data = model(), batches(0)
     state = start(FedAvg(), net, CLIENTS)
     with pytest.raises(ValueError, match='vmop'):
-        fed_round(Broadcast(FedAvg(), net, state, Local()), who(0), data, SIZES, executor='vmop')
+        fed_round(Broadcast(FedAvg(), net, state, Local()), draw_cohort(0), data, SIZES, executor='vmop')
     with pytest.raises(ValueError, match='must agree'):
         Batches(data['x'], data['y'][:, :2])
     with pytest.raises(ValueError, match='must be 4 finite numbers'):
-        fed_round(Broadcast(FedAvg(), net, state, Local()), who(0), dict(data, x=data['x'].double()), SIZES[:3])
+        fed_round(Broadcast(FedAvg(), net, state, Local()), draw_cohort(0), dict(data, x=data['x'].double()), SIZES[:3])
     with pytest.raises(TypeError, match='features, logits'):
         fed_round(Broadcast(FedAvg(), torch.nn.Linear(6, 2), start(FedAvg(), torch.nn.Linear(6, 2), 6), Local()),
-                  who(0), data, SIZES)
+                  draw_cohort(0), data, SIZES)
 
 @pytest.mark.parametrize('text', 'FedNova() FedDyn() SCAFFOLD() FedAvgM() FedALA() Scaler() OldCounts()'.split())
 def test_what_is_no_method_twice_is_refused(text):
@@ -169,11 +169,11 @@ def test_statistics_are_the_same_in_every_executor(m, statistics):
         net = model()
         state = start(m, net, CLIENTS, statistics)
         for r in range(2):
-            state = fed_round(Broadcast(m, net, state, Local(lr=.1)), who(r),
+            state = fed_round(Broadcast(m, net, state, Local(lr=.1)), draw_cohort(r),
                               dict(batches(r), x=batches(r)['x'].double()), SIZES, executor=executor)
         return state
     one = go('loop')
-    assert all(gap(one, go(e)) < 1e-9 for e in ('vmap', 'extract'))
+    assert all(difference(one, go(e)) < 1e-9 for e in ('vmap', 'extract'))
     assert bool(one.personal) == (statistics == 'home')
     other = go('loop', 'recomputed' if statistics != 'recomputed' else 'averaged')
     assert not torch.allclose(one.buffers['n1.running_var'], other.buffers['n1.running_var'])

@@ -23,7 +23,7 @@ from fedlit.participation import draw_clients, Available
 from fedlit.method import Method
 
 TASK = load('digits').subset(240, seed=0)
-WORLD = laws.small(bias=True)
+WORLD = laws.small_world(bias=True)
 CLIENTS = dirichlet(TASK.y_train, 5, .5, seed=0)
 OPTIMISERS = [SGD(nesterov=True), Adam(), AdamW(), Adam(betas=(0., .9), eps=1e-6), SGD(kept=True), Adam(kept=True)]
 
@@ -209,7 +209,7 @@ def test_uneven_work_is_one_in_all_executors(method, local):
 @pytest.mark.parametrize('method', [FedProto(), FedALA(layers=2, most=3), FedDSE(rates=(1., .5))], ids=repr)
 def test_methods_that_look_at_all_data_take_uneven_work(method, local):
     one, *others = [trained(method, local=local, rounds=2, executor=e) for e in ('loop', 'vmap', 'extract')]
-    assert all(laws.gap(one.state, r.state) < 5e-4 for r in others)
+    assert all(laws.difference(one.state, r.state) < 5e-4 for r in others)
 
 @pytest.mark.parametrize('local', [Local(steps=1), Local(steps=40), Local(epochs=.2), Local(epochs=(1, 2, .5, 3, 1))])
 def test_all_data_are_an_epoch_of_them_whatever_is_trained(local):
@@ -259,7 +259,7 @@ def test_an_optimiser_is_one_in_all_executors_recorded_or_not(method, optimizer)
     local = Local(epochs=1, lr=.01, weight_decay=.01, optimizer=optimizer)
     one, *others = [laws.train(method, WORLD, e, 2, local=local, tapes=Tapes() if r else None)
                     for e, r in (('loop', False), ('loop', True), ('vmap', False), ('vmap', True), ('extract', True))]
-    assert laws.gap(one, others[0]) == 0 and all(laws.gap(one, o) < 1e-8 for o in others)
+    assert laws.difference(one, others[0]) == 0 and all(laws.difference(one, o) < 1e-8 for o in others)
 
 TORCH = {SGD(nesterov=True): lambda ps: torch.optim.SGD(ps, .01, momentum=.9, weight_decay=.01, nesterov=True),
          Adam(): lambda ps: torch.optim.Adam(ps, .01, weight_decay=.01),
@@ -273,7 +273,7 @@ def test_rounds_of_ragged_clients_against_torch_optim(optimizer, executor='vmap'
     local = Local(lr=.01, weight_decay=.01, optimizer=optimizer)
     state, opts, nets = start(FedAvg(), WORLD.model, 6, local=local), {}, [copy.deepcopy(WORLD.model) for _ in range(6)]
     for r in range(3):
-        data, who, sent = WORLD.data(r), WORLD.who(r), {**state.params, **state.buffers}
+        data, who, sent = WORLD.data(r), WORLD.cohort(r), {**state.params, **state.buffers}
         for at, k in enumerate(who):
             nets[k].load_state_dict(sent, strict=False)
             nets[k].train()
@@ -297,7 +297,7 @@ def test_the_head_and_then_the_body_have_an_optimiser_each(optimizer, executor):
     nets, opts, sent = [copy.deepcopy(WORLD.model) for _ in range(6)], {}, WORLD.model.state_dict()
     is_head = lambda k: k.startswith('head.')
     for r in range(3):
-        data, who = WORLD.data(r), WORLD.who(r)
+        data, who = WORLD.data(r), WORLD.cohort(r)
         for at, k in enumerate(who):
             nets[k].load_state_dict({n: v for n, v in sent.items() if not is_head(n)}, strict=False)
             nets[k].train()

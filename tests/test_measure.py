@@ -256,12 +256,12 @@ def pooled(h, gap):
 @quick
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(.1, 10))
 def test_apart(h, gap):
-    out = fig.apart(h, gap)
+    out = fig.space_out(h, gap)
     i = np.argsort(h, kind='stable')
     assert (np.diff(out[i]) >= gap - 1e-9).all() and np.mean(out) == pytest.approx(np.mean(h), abs=1e-6)
-    np.testing.assert_allclose(fig.apart(out, gap), out, atol=1e-9)
+    np.testing.assert_allclose(fig.space_out(out, gap), out, atol=1e-9)
     np.testing.assert_allclose(out, pooled(h, gap), atol=1e-9)
-    low = fig.apart(h, gap, low=-5, high=-5 + gap*len(h))
+    low = fig.space_out(h, gap, low=-5, high=-5 + gap*len(h))
     assert low.min() >= -5 - 1e-9 and low.max() <= -5 + gap*len(h) + 1e-9
 
 @pytest.mark.parametrize('n', [1, 2, 8, 14])

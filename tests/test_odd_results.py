@@ -3,7 +3,7 @@ import json, re, warnings
 import pytest
 from fedlit.cli import main
 from fedlit.ground.files import all_results, result_path, write_json
-from fedlit.papers.collapse import SEEDS, main_job
+from fedlit.papers.entries import remember
 
 @pytest.fixture
 def folder(tmp_path):
@@ -14,8 +14,8 @@ def folder(tmp_path):
             write_json(tmp_path/'digits'/name, r)
             there += 1
     assert there == 28
-    yield tmp_path
-    main_job(SEEDS)
+    remember(tmp_path, 'collapse embedded', seeds=[2], repeated=False)
+    return tmp_path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:Matplotlib')

@@ -3,7 +3,7 @@ import inspect, re
 import pytest, torch
 import fedlit.methods
 from federation import model
-from fedlit.laws import small
+from fedlit.laws import small_world
 from fedlit.method import Method, needs, wants
 from fedlit.methods import DPSGD
 from fedlit.cohort import Broadcast
@@ -26,9 +26,9 @@ def probe(hook, *names):
 
 def one_round(method):
     "A round, and the network of a client after it."
-    world, one = small(), small().data(0)
+    world, one = small_world(), small_world().data(0)
     new = fed_round(Broadcast(method, world.model, start(method, world.model, world.clients), world.local,
-                              proxy=world.proxy), world.who(0), one, world.sizes)
+                              proxy=world.proxy), world.cohort(0), one, world.sizes)
     x, asks = one['x'][0, 0], str([inspect.signature(getattr(method, h)) for h in BETWEEN])
     data = (x, one['y'][0, 0]) if 'data' in asks else None
     net, answer = deploy_network(method, new, 0, data, world.model)

@@ -80,17 +80,17 @@ def test_runs_whose_clients_look_at_other_networks_train_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize('method', ALL, ids=repr)
 def test_a_run_in_a_stack_is_the_run_alone(method, double):
-    assert max(map(fed.gap, rounds(method, True), rounds(method, False))) < 1e-8
+    assert max(map(fed.difference, rounds(method, True), rounds(method, False))) < 1e-8
 
 @pytest.mark.parametrize('local, how', [(replace(STEPS, optimizer=AdamW(kept=True), momentum=0., lr=.01), 'averaged'),
                                         (replace(STEPS, epochs=Between(1, 4), equal_batches=True), 'home')], ids=str)
 def test_whatever_the_optimiser_and_the_effort(local, how, double):
-    assert max(map(fed.gap, *(rounds(MOON(), both, local, how=how) for both in (True, False)))) < 1e-8
+    assert max(map(fed.difference, *(rounds(MOON(), both, local, how=how) for both in (True, False)))) < 1e-8
 
 def test_every_client_draws_what_it_would_draw_alone(double):
     noisy = DPSGD(clip=1., noise=1.)
     alone, together = rounds(noisy, False, norm=False), rounds(noisy, True, norm=False)
-    assert max(map(fed.gap, alone, together)) < 1e-8 and fed.gap(together[0], together[1]) > .01
+    assert max(map(fed.difference, alone, together)) < 1e-8 and fed.difference(together[0], together[1]) > .01
 
 # --- federations that keep step ------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ def same(one, two, numbers=2e-3, tensors=1e-2): # two runs; how far they may be 
     assert a.columns.equals(b.columns) and len(a) == len(b)
     known = a.select_dtypes('number').columns
     assert np.allclose(a[known].astype(float), b[known].astype(float), atol=numbers, equal_nan=True)
-    assert fed.gap(one.state, two.state) < tensors # rounding, which training amplifies
+    assert fed.difference(one.state, two.state) < tensors # rounding, which training amplifies
 
 @pytest.fixture
 def exact(monkeypatch):

@@ -180,7 +180,7 @@ def test_commands_of_a_page_run_in_an_empty_folder(page, empty, capsys):
 def test_the_main_job_runs_in_an_empty_folder(empty, capsys):
     main(['reproduce', '--list'])
     assert 'feddecorr/table1' in capsys.readouterr().out
-    main(['reproduce', '--rounds', '1', '--seeds', '1', '--processes', '1', '--quiet'])
+    main(['reproduce', '--seeds', '1', '--processes', '1', '--quiet'])
     assert 'holds' in capsys.readouterr().out and list((empty/'reproduced').rglob('*.png'))
 
 # -- cells

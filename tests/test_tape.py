@@ -20,7 +20,7 @@ from fedlit.run import federate, federating
 from fedlit.ground import tape
 from fedlit.ground.tape import Tapes, record
 from fedlit.ground.tree import flatten
-from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, gap, model, train, who
+from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, difference, model, train, draw_cohort
 
 ids = lambda m: repr(m)
 
@@ -29,13 +29,13 @@ ids = lambda m: repr(m)
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
 def test_a_tape_changes_nothing(m, norm, executor):
     tapes, draws = Tapes(), isinstance(m, (DSFL, FjORD)) # its steps cannot be played
-    assert gap(train(m, executor, norm=norm), train(m, executor, norm=norm, tapes=tapes)) == 0
+    assert difference(train(m, executor, norm=norm), train(m, executor, norm=norm, tapes=tapes)) == 0
     assert draws or any(callable(p) for p in tapes.kept.values())
 
 @pytest.mark.parametrize('m', [*CUTTING, HeteroFL(rates=(1., .5)) + MOON() + FedDecorr()], ids=ids)
 def test_networks_that_are_cut_out_are_played_too(m):
     tapes = Tapes()
-    assert gap(train(m, 'extract', rounds=4), train(m, 'extract', rounds=4, tapes=tapes)) == 0
+    assert difference(train(m, 'extract', rounds=4), train(m, 'extract', rounds=4, tapes=tapes)) == 0
     draws = isinstance(m, (FederatedDropout, FjORD)) # other steps have other masks
     assert draws or sum(callable(p) for p in tapes.kept.values()) >= 2
 
@@ -43,15 +43,15 @@ def test_threads_are_the_loop():
     torch.set_num_threads(2)
     for m in (FedAvg(), MOON() + FedDecorr(), *CUTTING[:2]):
         one, many = (train(m, ex, tapes=Tapes()) for ex in ('loop', 'threads'))
-        assert gap(one, many) == 0
+        assert difference(one, many) == 0
     assert torch.get_num_threads() == 2
 
 @pytest.mark.parametrize('m', [FedAvg(), FedProx(mu=.1), MOON() + FedDecorr()], ids=ids)
 def test_stacks_may_be_of_any_size(m):
     whole = train(m, 'vmap')
-    for chunk in (1, 2, 3): assert gap(whole, train(m, 'vmap', chunk=chunk)) < 1e-12
+    for chunk in (1, 2, 3): assert difference(whole, train(m, 'vmap', chunk=chunk)) < 1e-12
     torch.set_num_threads(2)
-    assert gap(whole, train(m, 'vmap', tapes=Tapes())) < 1e-12
+    assert difference(whole, train(m, 'vmap', tapes=Tapes())) < 1e-12
 
 @pytest.mark.filterwarnings('ignore:2 clients at once do not fit into memory')
 @pytest.mark.parametrize('error', [
@@ -66,7 +66,7 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch, error):
     monkeypatch.setattr(round_, 'EngineCohort', Small)
     with pytest.warns(UserWarning, match='4 clients at once do not fit into memory'):
         halved = train(FedProx(mu=.1), 'vmap')
-    assert gap(whole, halved) < 1e-12
+    assert difference(whole, halved) < 1e-12
     monkeypatch.setattr(round_, 'EngineCohort', lambda *args: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)), warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -84,7 +84,7 @@ class Peeks(Method):
 @pytest.mark.filterwarnings('ignore:Converting a tensor')
 def test_what_looks_at_numbers_is_run_every_time():
     tapes = Tapes()
-    assert gap(train(Peeks(), 'loop', rounds=4), train(Peeks(), 'loop', rounds=4, tapes=tapes)) == 0
+    assert difference(train(Peeks(), 'loop', rounds=4), train(Peeks(), 'loop', rounds=4, tapes=tapes)) == 0
     assert not any(callable(p) for p in tapes.kept.values())
 
 class Phases(Method):
@@ -93,7 +93,7 @@ class Phases(Method):
         return (step + 2*round)*features.square().mean() if step % 2 else 0*features.sum()
 
 def test_numbers_that_a_hook_asks_for_are_part_of_the_key():
-    assert gap(train(Phases(), 'vmap', rounds=4), train(Phases(), 'vmap', rounds=4, tapes=Tapes())) == 0
+    assert difference(train(Phases(), 'vmap', rounds=4), train(Phases(), 'vmap', rounds=4, tapes=Tapes())) == 0
 
 class Counted(Method):
     "The server's memory grows by a row a round, and a step is as many times as small."
@@ -104,13 +104,13 @@ class Counted(Method):
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 def test_the_shape_of_the_servers_memory_is_part_of_the_key(executor):
     run, played = (train(Counted(), executor, rounds=4, tapes=t) for t in (None, Tapes()))
-    assert gap(run, played) == 0
+    assert difference(run, played) == 0
 
 def test_one_collection_of_tapes_serves_several_methods():
     tapes = Tapes()
     for _ in range(2):
         for m in (FedAvg(), FedProx(mu=.1), FedProx(mu=1.)):
-            assert gap(train(m, 'vmap'), train(m, 'vmap', tapes=tapes)) == 0
+            assert difference(train(m, 'vmap'), train(m, 'vmap', tapes=tapes)) == 0
 
 def filled(method, net, criterion=cross_entropy):
     data = Batches(**dict(batches(0), x=batches(0)['x'].double()))
@@ -141,10 +141,10 @@ assert len(FILLED) > 2
                          ids=repr)
 def test_filled_or_not_is_the_same(monkeypatch, method, norm):
     a, tapes = train(method, 'vmap', norm=norm), Tapes()
-    assert gap(a, train(method, 'vmap', norm=norm, tapes=tapes)) == 0
-    assert gap(a, train(method, 'loop', norm=norm)) < 1e-9
+    assert difference(a, train(method, 'vmap', norm=norm, tapes=tapes)) == 0
+    assert difference(a, train(method, 'loop', norm=norm)) < 1e-9
     monkeypatch.setattr(round_, 'can_pad', lambda *args: False)
-    assert gap(a, train(method, 'vmap', norm=norm)) < 1e-9
+    assert difference(a, train(method, 'vmap', norm=norm)) < 1e-9
 
 def test_full_and_short_batches_of_one_group_are_two_recordings():
     "Clients that end together: whether BatchNorm has to pass over places changes from step to step."
@@ -157,7 +157,7 @@ def test_full_and_short_batches_of_one_group_are_two_recordings():
                               SIZES[:2], executor, **kw)
         return state
     whole = run('loop')
-    assert gap(whole, run('vmap')) < 1e-12 and gap(whole, run('vmap', tapes=Tapes())) < 1e-12
+    assert difference(whole, run('vmap')) < 1e-12 and difference(whole, run('vmap', tapes=Tapes())) < 1e-12
 
 class Odd(nn.Module):
     "Looks across the batch, or at zero, in ways that are no BatchNorm module's."
@@ -187,7 +187,7 @@ def test_empty_places_do_no_harm_in_odd_networks(how, fill):
         return state
     whole, sent = run('loop'), Broadcast(FedAvg(), net, start(FedAvg(), net, 3), Local(batch_size=4))
     assert all(v.isfinite().all() for v in whole.params.values())
-    assert gap(whole, run('vmap')) < 1e-9 and gap(whole, run('vmap', tapes=Tapes())) < 1e-9
+    assert difference(whole, run('vmap')) < 1e-9 and difference(whole, run('vmap', tapes=Tapes())) < 1e-9
     assert can_pad(sent, Batches(x, y, live)) == fill
 
 def test_a_first_batch_too_small_to_tell_decides_nothing():
@@ -201,9 +201,9 @@ def test_padding_may_hold_anything():
     for junk in (0., float('nan')):
         x = data['x'].double().clone()
         x[~valid_places(data['counts'], x.shape[2])] = junk
-        out.append(fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), who(0),
+        out.append(fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), draw_cohort(0),
                              dict(data, x=x), SIZES, executor='vmap'))
-    assert gap(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())
+    assert difference(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())
 
 def test_criterion():
     z, y = torch.randn(6, 4, dtype=torch.double), torch.tensor([0, 3, 1, 1, 2, 2])
@@ -416,7 +416,7 @@ def test_batches_that_lie_otherwise_have_another_recording():
     clients = list(torch.arange(52).split([9, 1, 1, 16, 16, 9]))
     one, two = (federate(net, task, clients, Across(), 3, local, executor='vmap', seed=36, progress=False, record=how)
                 for how in (True, False))
-    assert gap(one.state, two.state) == 0
+    assert difference(one.state, two.state) == 0
 
 def test_memory_is_freed_on_the_way():
     "The source deletes every intermediate result after its last use."
@@ -434,11 +434,11 @@ def test_tapes_and_graphs_on_a_gpu(m, graphs):
         state = start(m, net, CLIENTS)
         for r in range(4):
             data = {k: v.double().cuda() if k == 'x' else v.cuda() if k == 'y' else v for k, v in batches(r).items()}
-            state = fed_round(Broadcast(m, net, state, Local(lr=.1, momentum=.9)), who(r), data, SIZES,
+            state = fed_round(Broadcast(m, net, state, Local(lr=.1, momentum=.9)), draw_cohort(r), data, SIZES,
                               executor=executor, tapes=tapes)
         return state
     played = go(Tapes(graphs))
-    assert gap(go(None), played) < 1e-9 and gap(go(None, 'loop'), played) < 1e-9
+    assert difference(go(None), played) < 1e-9 and difference(go(None, 'loop'), played) < 1e-9
 
 @pytest.mark.parametrize('kw', [dict(precision='bfloat16'), dict(channels_last=True)], ids=str)
 @pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])
@@ -449,8 +449,9 @@ def test_precision_and_order_of_numbers(kw, executor):
     net, out = Net(), []
     for function in (pure, partial(pure, **kw)):
         out.append(fed_round(Broadcast(FedDecorr(), net, start(FedDecorr(), net, CLIENTS), Local(lr=.01),
-                                       function=function), who(0), batches(0), SIZES, executor=executor, tapes=Tapes()))
-    d = gap(*out)
+                                       function=function),
+                             draw_cohort(0), batches(0), SIZES, executor=executor, tapes=Tapes()))
+    d = difference(*out)
     assert (0 < d < .05) if 'precision' in kw else d < 1e-5
 
 TASK = load('digits').subset(240, seed=0, test=60)
@@ -468,7 +469,7 @@ def two_ways(method=None, change=None, **kw):
                 between()
         ends.append(run.state)
         told.append([str(w.message) for w in said])
-    return gap(*ends), told
+    return difference(*ends), told
 
 def test_weights_that_pass_through_numpy_or_lists_are_those_of_the_batch():
     def by_numpy(logits, y):

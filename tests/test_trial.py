@@ -17,7 +17,7 @@ from fedlit.cohort import Broadcast
 from fedlit.round import EngineCohort
 from fedlit.engine import trial
 from fedlit.engine.trial import compare_ways, try_stack
-from federation import Bag, gap
+from federation import Bag, difference
 
 TASK = load('digits').subset(240, seed=0, test=60)
 RAGGED = [torch.arange(0, 33), torch.arange(33, 60), torch.arange(60, 101), torch.arange(101, 118)]
@@ -111,7 +111,7 @@ def test_whatever_is_taken_does_what_the_loop_does(middle, executor):
             warnings.simplefilter('ignore')
             return federate(around(middle()), TASK, RAGGED, FedAvg(), 3, LOCAL, progress=False, executor=executor,
                             device='cpu')
-    assert gap(go('loop').state, go(executor).state) < 1e-5
+    assert difference(go('loop').state, go(executor).state) < 1e-5
 
 def test_a_network_that_stacks_is_stacked_without_a_word():
     for middle in (nn.Identity, Gate, Stale, RowSum, Flagged, stopped):
@@ -199,7 +199,7 @@ def test_a_network_whose_half_is_another_network_is_masked(middle):
     with monkey.context() as m, pytest.warns(UserWarning, match='it is masked instead'):
         m.setattr('fedlit.run.choose_executor', lambda *_: 'extract') # as for larger networks
         run = federate(around(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, device='cpu')
-    assert run.settings['executor'] == 'threads' and gap(plain.state, run.state) == 0
+    assert run.settings['executor'] == 'threads' and difference(plain.state, run.state) == 0
 
 class ByEntry(Method):
     "Half of the features are half as many, and what is masked is zero."
@@ -216,7 +216,7 @@ def test_what_a_part_makes_of_half_of_the_features_is_tried_too(part, executor, 
                                    executor=executor, device='cpu')
     monkeypatch.setattr('fedlit.run.choose_executor', lambda *_: 'extract') # as for larger networks
     plain, run = go('loop'), go('auto')
-    assert run.settings['executor'] == executor and gap(plain.state, run.state) < 1e-4
+    assert run.settings['executor'] == executor and difference(plain.state, run.state) < 1e-4
     if executor == 'threads':
         with pytest.raises(ValueError, match=f'half of its width .* off. with HeteroFL . {part.name}'): go('extract')
 
@@ -228,7 +228,7 @@ def test_a_network_that_can_be_cut_is_cut_without_a_word(middle):
             warnings.simplefilter('error')
             runs.append(federate(around(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor=executor,
                                  device='cpu'))
-    assert gap(*(r.state for r in runs)) < 1e-4 and runs[1].settings['executor'] == 'extract'
+    assert difference(*(r.state for r in runs)) < 1e-4 and runs[1].settings['executor'] == 'extract'
 
 def bag(**kw):
     torch.manual_seed(0)
@@ -245,7 +245,7 @@ SITES = [torch.arange(0, 30), torch.arange(30, 47), torch.arange(47, 60)]
 def test_embeddings_of_every_kind(kw, method):
     runs = [federate(bag(**kw), WORDS, SITES, method, 2, Local(epochs=1, batch_size=10, lr=.5), executor=e,
                      progress=False, device='cpu') for e in ('loop', 'auto')]
-    assert gap(*(r.state for r in runs)) < 1e-5
+    assert difference(*(r.state for r in runs)) < 1e-5
     if 'padding_idx' in kw:
         row = runs[1].model.e.weight[kw['padding_idx']]
         assert torch.equal(row, bag(**kw).e.weight[kw['padding_idx']])

@@ -30,7 +30,7 @@ from fedlit.result import Run
 from fedlit.run import federate, federating
 from fedlit.state import start
 from fedlit.ground.tree import leaves
-from federation import gap, same
+from federation import difference, same
 
 DIGITS = load('digits').subset(150, test=60)
 ROWS = Task('rows', DIGITS.x_train.flatten(1), DIGITS.y_train, DIGITS.x_test.flatten(1), DIGITS.y_test, 10)
@@ -165,7 +165,7 @@ def test_what_is_done_to_a_round_does_not_reach_the_next(executor):
         run.history['accuracy'] = 0.
         for p in run.model.parameters(): p.data.zero_()
     assert same(alone, kept[-1]) and alone.settings == kept[-1].settings
-    assert gap(kept[0].state, kept[1].state) > 0
+    assert difference(kept[0].state, kept[1].state) > 0
 
 def test_a_run_that_is_kept_stays_as_it_was():
     each = list(federating(Plain(), ROWS, CLIENTS, METHOD, 3, LOCAL, progress=False, device='cpu'))

@@ -69,7 +69,7 @@ def train_client(self:KnowledgeTransfer, k): # k: number of the client
         n = int(batches.counts[0, t])
         (x, y), at = (v[0] for v in batches.at(t, [0], n)), batches.index[0, t, :n].tolist()
         logits = net(x)[1]
-        more = imitation(logits, self.said[k][[row[i] for i in at]], self.T) if self.said else 0.
+        more = imitation(logits, self.answers[k][[row[i] for i in at]], self.T) if self.answers else 0.
         return F.cross_entropy(logits, y) + self.alpha*more
     _steps(net, loss, range(int((batches.counts > 0).sum())), self.local.at(self.round),
            seed_of('client', self.seed, self.round, k))
@@ -106,7 +106,7 @@ def one_round(self:KnowledgeTransfer):
     tables = [self.send(k) for k in range(len(self.clients))]
     self.train_server(*map(torch.cat, zip(*tables)))
     with torch.no_grad(): answers = self.server(torch.cat([z for z, _, _ in tables]))
-    self.said, self.round = list(answers.split([len(y) for *_, y in tables])), self.round + 1
+    self.answers, self.round = list(answers.split([len(y) for *_, y in tables])), self.round + 1
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00016
 @patch

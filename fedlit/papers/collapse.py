@@ -5,33 +5,32 @@
 # %% auto #0
 __all__ = ['STRONG', 'SEEDS', 'accuracy_by_round', 'gap_by_alpha', 'NATURAL', 'COLLAPSE', 'CURE', 'GAINS', 'ANSWERS',
            'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars', 'restrict_to_pair', 'wider', 'at_natural',
-           'rise_claims', 'main_job', 'runs_in', 'note_main_job', 'describe_unused', 'committed_runs',
-           'committed_results', 'describe_runs', 'gains_by_alpha', 'committed_verdicts', 'verdicts_beside', 'findings']
+           'rise_claims', 'describe_unused', 'committed_runs', 'committed_results', 'describe_runs', 'gains_by_alpha',
+           'committed_verdicts', 'verdicts_beside', 'findings']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
 import json, math, numpy as np, pandas as pd
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..ground.files import all_results, result, result_path
+from ..ground.files import result, result_path
 from ..figure import bars, spectra, style
 from ..measure import count_large
 from .claims import above_zero, ahead, judge, level, ours, results, wrap_text
 from .depth import LONG, perceptron
 from .drawings import COLUMN, axis_figure, rounds_figure, table
-from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, note_look)
+from .entries import CATALOGUE, alphas, bases, basis_of, cross, entry, entry_runs, looks
 from .evidence import paired_test, sequential_test
-from .feddecorr import ALL, EVEN, FOUR, PAIR, UNEVEN, helps, uneven, with_and_without
+from .feddecorr import ALL, EVEN, FOUR, PAIR, UNEVEN, gain_of, uneven, with_and_without
 from ..setting import plain
 
 # %% ../../nbs/papers/collapse.ipynb #ee7caf99
 STRONG = UNEVEN # the alpha of most claims
 SEEDS = tuple(range(12)) # just over a minute on two cores, and enough to decide most claims
 
-def collapse_runs(scale, seeds=SEEDS, rounds=None):
+def collapse_runs(scale, seeds=SEEDS):
     "FedAvg with and without FedDecorr at four alphas, and three more methods at the smallest alpha."
     deep = perceptron(3) if scale == 'embedded' else {}
-    base = {data: replace(s, **deep, rounds=rounds or s.rounds) for data, s in bases(LONG, scale, 'cifar10').items()}
+    base = {data: replace(s, **deep) for data, s in bases(LONG, scale, 'cifar10').items()}
     runs = (cross(base, seeds, alpha=alphas(*FOUR), method=PAIR)
             + cross(base, seeds, alpha=alphas(STRONG), method=with_and_without(*ALL[1:])))
     return sorted(runs, key=lambda run: run[0]['seed'])
@@ -104,7 +103,7 @@ COLLAPSE = {
     'TPAMI Fig. 4: averaging collapses further: R > 0': above_zero('R', 'log units', method='FedAvg', alpha=STRONG),
 }
 def rise_claims(value, unit, what): # what: the quantity that is raised, in words
-    return {f'Fig. 3: FedDecorr raises the {what}': helps(value=value, unit=unit, alpha=STRONG)}
+    return {f'Fig. 3: FedDecorr raises the {what}': gain_of(value=value, unit=unit, alpha=STRONG)}
 
 CURE = {
     'TPAMI Fig. 6: FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'log units', alpha=STRONG),
@@ -117,28 +116,20 @@ CURE = {
 
 # %% ../../nbs/papers/collapse.ipynb #cla00002
 GAINS = {
-    **{f'Table 1: FedDecorr raises the accuracy of {m}': helps(m, alpha=STRONG) for m in ALL},
+    **{f'Table 1: FedDecorr raises the accuracy of {m}': gain_of(m, alpha=STRONG) for m in ALL},
     'Table 1: it helps more where labels are more uneven (gain at 0.05 minus gain at inf)': uneven,
-    'Table 1: with even labels it neither helps nor hurts by a point (alpha inf)': level(helps(alpha=EVEN)),
+    'Table 1: with even labels it neither helps nor hurts by a point (alpha inf)': level(gain_of(alpha=EVEN)),
     'Table 5: it costs less than MOON (seconds a round, MOON minus FedDecorr)':
         ahead('MOON', 'FedAvg+FedDecorr', 'round_seconds', 's', alpha=STRONG),
 }
 
 # %% ../../nbs/papers/collapse.ipynb #a40f82a0
-def main_job(seeds=SEEDS, rounds=None): # rounds: None for as many as the scale has
-    "Put the main job into the catalogue, with other seeds or another number of rounds if you like."
-    which = ' '.join(map(str, seeds)) + ','*(len(seeds) == 1) # a lone number would be read as a count
-    options = [f'--seeds {which}']*(tuple(seeds) != SEEDS) + [f'--rounds {rounds}']*bool(rounds)
-    entry('collapse', 'ICLR Figs. 2 and 3, Tables 1 and 5, TPAMI Figs. 4 and 6',
-          'Dimensional collapse and its cure',
-          grid=lambda scale: collapse_runs(scale, seeds, rounds),
-          draw=(('accuracy', table()), ('spectra', spectra_by_alpha), ('accuracy', accuracy_bars),
-                ('rounds', accuracy_by_round), ('gap', gap_by_alpha)),
-          claims={**COLLAPSE, **CURE, **GAINS}, derive=at_natural,
-          note='A claim that names no alpha is about 0.05.', folder='reproduced',
-          options=' '.join(options))
-
-main_job()
+entry('collapse', 'ICLR Figs. 2 and 3, Tables 1 and 5, TPAMI Figs. 4 and 6',
+      'Dimensional collapse and its cure', grid=collapse_runs,
+      draw=(('accuracy', table()), ('spectra', spectra_by_alpha), ('accuracy', accuracy_bars),
+            ('rounds', accuracy_by_round), ('gap', gap_by_alpha)),
+      claims={**COLLAPSE, **CURE, **GAINS}, derive=at_natural,
+      note='A claim that names no alpha is about 0.05.', folder='reproduced')
 
 # %% ../../nbs/papers/collapse.ipynb #bced65f9
 def _without_length(setting):
@@ -146,27 +137,11 @@ def _without_length(setting):
     good = isinstance(setting, dict) and type(setting.get('seed')) is int and type(setting.get('rounds')) is int
     return json.dumps({k: v for k, v in setting.items() if k not in ('seed', 'rounds')}, sort_keys=True) if good else ''
 
-def runs_in(out):
-    "The seeds and rounds of the main job's runs in a folder, for `main_job`; its defaults if there are no runs."
-    usual = [plain(s) for _, s in collapse_runs('embedded')]
-    texts = set(map(_without_length, usual))
-    settings = [r.get('setting') for task in {s['task'] for s in usual} for r in all_results(Path(out)/task).values()]
-    there = [s for s in settings if _without_length(s) in texts]
-    if not there: return SEEDS, None
-    [(rounds, _)] = Counter(s['rounds'] for s in there).most_common(1)
-    seeds = tuple(sorted({s['seed'] for s in there if s['rounds'] == rounds}))
-    return seeds, None if rounds == usual[0]['rounds'] else rounds
-
 # %% ../../nbs/papers/collapse.ipynb #a26d660b
-def note_main_job(out):
-    "Record how many seeds of the main job are run in a folder; more than before counts as another look."
-    e = CATALOGUE['collapse']
-    seeds = {labels['seed'] for labels, _ in e.grid('embedded')}
-    note_look(e, 'embedded', out, seeds=len(seeds), field='asked') # of a grid that already has them
-
-def describe_unused(out, rounds):
-    "Lines about the files in a folder that a report with this number of rounds does not use."
-    texts = {_without_length(plain(s)) for _, s in collapse_runs('embedded')}
+def describe_unused(out):
+    "Lines about the files in a folder that a report on the main job does not use."
+    runs = [plain(s) for _, s in CATALOGUE['collapse'].grid('embedded')]
+    texts, rounds = set(map(_without_length, runs)), runs[0]['rounds']
     for file in sorted(Path(out).glob('*/*.json')):
         if (r := result(file)) is None: yield f'damaged: {file}'
         elif not isinstance(r.get('setting'), dict): yield f'foreign: {file} is no result of a run'
@@ -178,7 +153,7 @@ def describe_unused(out, rounds):
 def committed_runs(scale='embedded'): # 'embedded': digits; 'short': real images
     "The main job's committed runs, including those still to be done, and the folder of their results."
     if scale == 'short': return collapse_runs(scale, range(10)), result_path('catalogue')
-    return collapse_runs(scale, *runs_in(result_path('digits'))), result_path('digits')
+    return entry_runs(CATALOGUE['collapse'], scale, out=result_path('digits')), result_path('digits')
 
 def committed_results(scale='embedded'): # 'embedded': digits; 'short': real images
     "The main job's results that come with fedlit, see `results`."
@@ -192,7 +167,7 @@ def describe_runs(rows, scale='embedded'): # 'embedded' or 'short'
 # %% ../../nbs/papers/collapse.ipynb #c1a5e005
 def gains_by_alpha(rows, missing=()):
     "What FedDecorr adds to the accuracy of FedAvg at each alpha, in points, by the sequential test."
-    gains = judge({a: helps(alpha=a) for a in FOUR}, rows, missing, test=sequential_test).set_index('claim')
+    gains = judge({a: gain_of(alpha=a) for a in FOUR}, rows, missing, test=sequential_test).set_index('claim')
     return gains[['measured', 'seeds', 'interval']].rename(columns=dict(measured='gain')).rename_axis('alpha')
 
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6

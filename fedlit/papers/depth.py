@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PLAN_SEEDS', 'LONG', 'DEPTH', 'DRIFT', 'plan_grid', 'SHOWN', 'DEEP', 'LESS', 'OTHERS', 'IMAGES', 'image_grid',
            'perceptron', 'layers', 'gains', 'cell_name', 'gain_figure', 'gain_by_round', 'layers_figure',
-           'rank_columns', 'raises']
+           'rank_columns', 'gain_claims']
 
 # %% ../../nbs/papers/depth.ipynb #de000004
 import numpy as np
@@ -15,7 +15,7 @@ from itertools import product
 from .claims import above_zero, ahead, ends, kendall, level, minus, ours, pick, trend_along
 from .entries import alphas, classes_each, entry, grid, local_field
 from .drawings import axis_figure, rounds_figure, table
-from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, with_and_without
+from .feddecorr import ALL, DECORR, FOUR, PAIR, gain_of, with_and_without
 
 # %% ../../nbs/papers/depth.ipynb #de000006
 PLAN_SEEDS = tuple(range(400, 430))
@@ -88,7 +88,7 @@ def rank_columns(rows):
     return rows.assign(rank=of(last, 'layer_rank'), local_rank=of(last, 'local_layer_rank'),
                        fall=of(fall, 'layer_rank'), local_fall=of(fall, 'local_layer_rank'))
 
-def raises(
+def gain_claims(
     depths,        # numbers of hidden layers
     uneven,        # alphas
     base='FedAvg', # method without FedDecorr
@@ -97,7 +97,7 @@ def raises(
     "The claims that FedDecorr raises the accuracy, or, with even labels, leaves it within a point."
     out, suffix = {}, '' if base == 'FedAvg' else f' of {base}'
     for depth, alpha in product(depths, uneven):
-        start, claim = cell_name(depth, alpha=alpha, **where), helps(base, depth=depth, alpha=alpha, **where)
+        start, claim = cell_name(depth, alpha=alpha, **where), gain_of(base, depth=depth, alpha=alpha, **where)
         if alpha < float('inf'): out[f'{start}: it raises the accuracy{suffix}'] = claim
         else: out[f'{start}: it changes the accuracy{suffix} by less than a point'] = level(claim)
     return out
@@ -110,11 +110,11 @@ entry('depth/map', 'not in the papers',
       draw=(('accuracy', table()), ('gain', gain_figure('depth', 'alpha')), ('layers', layers_figure)),
       derive=rank_columns,
       claims=ours({
-          **raises((1, 2, 3, 5), FOUR),
+          **gain_claims((1, 2, 3, 5), FOUR),
           **{f'{cell_name(d)}: it helps more where labels are more uneven (0.05 minus inf)':
-             minus(helps(depth=d, alpha=.05), helps(depth=d, alpha=float('inf'))) for d in (1, 2, 3, 5)},
+             minus(gain_of(depth=d, alpha=.05), gain_of(depth=d, alpha=float('inf'))) for d in (1, 2, 3, 5)},
           'alpha 0.05: it helps three hidden layers more than one':
-              minus(helps(depth=3, alpha=.05), helps(depth=1, alpha=.05)),
+              minus(gain_of(depth=3, alpha=.05), gain_of(depth=1, alpha=.05)),
           **{f'{labels}: deeper networks tend to keep fewer dimensions ({who})':
              trend_along('depth', value, -1, method='FedAvg', alpha=a)
              for labels, a, who, value in (('alpha 0.05', .05, 'global model', 'rank'),
@@ -132,16 +132,17 @@ LESS = list(DRIFT)[1:]
 entry('depth/drift', 'not in the papers',
       'The same if clients move less between two averages',
       grid=plan_grid(alpha=alphas(*FOUR), method=PAIR, depth=layers(1, 3), drift={k: DRIFT[k] for k in LESS}),
-      claims=ours({k: v for less in LESS for k, v in raises((1, 3), FOUR, drift=less).items()}))
+      claims=ours({k: v for less in LESS for k, v in gain_claims((1, 3), FOUR, drift=less).items()}))
 
 entry('depth/drift-strongest', 'not in the papers',
       'Depth and drift at the strongest heterogeneity',
       grid=plan_grid(alpha=alphas(*FOUR[:1]), method=PAIR, depth=layers(1, 2, 3, 5), drift=DRIFT),
       draw=gain_figure('drift', 'depth', joined=False),
       claims=ours({
-          **{k: v for less in LESS for k, v in raises((2, 5), FOUR[:1], drift=less).items()},
+          **{k: v for less in LESS for k, v in gain_claims((2, 5), FOUR[:1], drift=less).items()},
           **{f'{cell_name(d, alpha=.05)}: it helps more than with {less}':
-             minus(helps(depth=d, drift='as usual'), helps(depth=d, drift=less)) for d in (1, 3) for less in LESS}}))
+             minus(gain_of(depth=d, drift='as usual'), gain_of(depth=d, drift=less))
+         for d in (1, 3) for less in LESS}}))
 
 # %% ../../nbs/papers/depth.ipynb #de000012
 OTHERS = with_and_without(*ALL[1:])
@@ -149,7 +150,7 @@ OTHERS = with_and_without(*ALL[1:])
 entry('depth/methods', 'not in the papers',
       'FedDecorr beside FedProx, FedAvgM and MOON, with three hidden layers',
       grid=plan_grid(alpha=alphas(*FOUR), method=OTHERS, depth=layers(3)),
-      claims=ours({k: v for m in ALL[1:] for k, v in raises((3,), FOUR, m).items()}))
+      claims=ours({k: v for m in ALL[1:] for k, v in gain_claims((3,), FOUR, m).items()}))
 
 # %% ../../nbs/papers/depth.ipynb #de000067
 def _with_six(rows):
@@ -162,16 +163,16 @@ entry('depth/rounds', 'not in the papers',
       grid=plan_grid(alpha=alphas(.05, .1), method=PAIR, depth=layers(1, 3), rounds={20: dict(rounds=20)}),
       draw=(('accuracy', table()), ('gain', gain_by_round)), derive=_with_six,
       claims=ours({
-          **raises((1, 3), (.05, .1), rounds=20),
+          **gain_claims((1, 3), (.05, .1), rounds=20),
           **{f'{cell_name(d, alpha=a)}: what it adds after six rounds is more than after twenty':
-             minus(helps(value='accuracy_6', depth=d, alpha=a), helps(depth=d, alpha=a))
+             minus(gain_of(value='accuracy_6', depth=d, alpha=a), gain_of(depth=d, alpha=a))
              for d in (1, 3) for a in (.05, .1)}}))
 
 # %% ../../nbs/papers/depth.ipynb #de000068
 entry('depth/width', 'not in the papers',
       'The same with wider layers',
       grid=plan_grid(alpha=alphas(.05, .1), method=PAIR, depth=layers(1, 3, width=256)),
-      claims=ours({k.replace(',', ' of 256,', 1): v for k, v in raises((1, 3), (.05, .1)).items()}))
+      claims=ours({k.replace(',', ' of 256,', 1): v for k, v in gain_claims((1, 3), (.05, .1)).items()}))
 
 # %% ../../nbs/papers/depth.ipynb #de000069
 entry('depth/batches', 'not in the papers',
@@ -210,20 +211,20 @@ entry('depth-images/labels', 'not in the papers',
       draw=(('accuracy', table()), ('gain', gain_figure('alpha', 'depth', joined=False)), ('layers', layers_figure)),
       derive=rank_columns,
       claims=ours({
-          **{f'alpha {a}: it raises the accuracy': helps(alpha=a) for a in FOUR[:3]},
-          'even labels: it changes the accuracy by less than a point': level(helps(alpha=float('inf'))),
+          **{f'alpha {a}: it raises the accuracy': gain_of(alpha=a) for a in FOUR[:3]},
+          'even labels: it changes the accuracy by less than a point': level(gain_of(alpha=float('inf'))),
           'it helps more where labels are more uneven (0.05 minus inf)':
-              minus(helps(alpha=.05), helps(alpha=float('inf'))),
+              minus(gain_of(alpha=.05), gain_of(alpha=float('inf'))),
           'uneven labels leave fewer dimensions (global model, inf minus 0.05)':
               ahead(dict(alpha=float('inf')), dict(alpha=.05), 'rank', 'dimensions', method='FedAvg'),
-          'alpha 0.05: it gives dimensions back (global model)': helps(value='rank', unit='dimensions', alpha=.05),
+          'alpha 0.05: it gives dimensions back (global model)': gain_of(value='rank', unit='dimensions', alpha=.05),
           'alpha 0.05: it gives dimensions back (local models)':
-              helps(value='local_rank', unit='dimensions', alpha=.05)}))
+              gain_of(value='local_rank', unit='dimensions', alpha=.05)}))
 
 entry('depth-images/methods', 'not in the papers',
       'The same beside FedProx, FedAvgM and MOON at the strongest heterogeneity',
       grid=image_grid(alpha=alphas(.05), depth=_depths, method=OTHERS),
-      claims=ours({f'alpha 0.05: it raises the accuracy of {m}': helps(m) for m in ALL[1:]}))
+      claims=ours({f'alpha 0.05: it raises the accuracy of {m}': gain_of(m) for m in ALL[1:]}))
 
 # %% ../../nbs/papers/depth.ipynb #cc82513d
 entry('depth-images/classes', 'not in the papers',
@@ -232,13 +233,13 @@ entry('depth-images/classes', 'not in the papers',
       draw=(('accuracy', table('method', 'classes')), ('gain', gain_figure('classes', 'depth', joined=False))),
       derive=rank_columns,
       claims=ours({
-          **{f'{c} classes a client: it raises the accuracy{of}': helps(base, classes=c)
+          **{f'{c} classes a client: it raises the accuracy{of}': gain_of(base, classes=c)
              for base, of in (('FedAvg', ''), ('MOON', ' of MOON')) for c in (2, 3, 5)},
           'it helps more where clients have fewer classes (2 minus 5)':
-              minus(helps(classes=2), helps(classes=5)),
+              minus(gain_of(classes=2), gain_of(classes=5)),
           'it helps MOON more where clients have fewer classes (2 minus 5)':
-              minus(helps('MOON', classes=2), helps('MOON', classes=5)),
+              minus(gain_of('MOON', classes=2), gain_of('MOON', classes=5)),
           'fewer classes leave fewer dimensions (global model, 5 minus 2)':
               ahead(dict(classes=5), dict(classes=2), 'rank', 'dimensions', method='FedAvg'),
           '2 classes a client: it gives dimensions back (local models)':
-              helps(value='local_rank', unit='dimensions', classes=2)}))
+              gain_of(value='local_rank', unit='dimensions', classes=2)}))

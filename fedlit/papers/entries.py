@@ -112,7 +112,6 @@ class Entry:
     like: str = ''          # id of the entry to take unnamed fields from; nothing is drawn twice
     note: str = ''          # what is unknown, and what is replaced by what
     folder: str = RESULTS   # where its results are kept; entries with the same folder share their runs
-    options: str = ''       # command-line options, besides its id, for its runs, such as "--seeds 0 1"
     @property
     def paper(self):
         "The part of the id before the slash."
@@ -237,23 +236,23 @@ def remember(out, key, **new): # key: id of an entry, scale and part
         record = result(file) or {}
         write_json(file, record | {key: record.get(key, {}) | new})
 
-def looks(entry, scale, out, only='', field='seeds'): # field: 'asked' if the entry's own number of seeds has changed
+def looks(entry, scale, out, only=''):
     "The numbers of seeds requested so far, in order (None: the entry's own), and whether the sequential test judges."
     key, whole = _look_key(entry, scale, only), _look_key(entry, scale)
     records = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
     record = records.get(whole, {}) | records.get(key, {})
-    return record.get(field, [None]), any(v['repeated'] for v in records.values())
+    return record.get('seeds', [None]), any(v['repeated'] for v in records.values())
 
-def note_look(entry, scale, out, only='', seeds=None, until_decided=False, field='seeds'): # field: as for `looks`
+def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
     "Record a request for this many seeds of an entry; more than before counts as another look."
     if seeds is None: return
-    before, again = looks(entry, scale, out, only, field)
+    before, again = looks(entry, scale, out, only)
     if before == [None]: # seeds with all of their runs count as a look
         grid, lacking = select(entry, scale, only), results(select(entry, scale, only), out)[1]
         there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
         before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
-    remember(out, _look_key(entry, scale, only), **{field: now}, repeated=again or until_decided or len(now) > 1)
+    remember(out, _look_key(entry, scale, only), seeds=now, repeated=again or until_decided or len(now) > 1)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def entry_runs(entry, scale, only='', out=None):
@@ -299,8 +298,8 @@ def note_seen(entry, scale, out, only=''):
 # %% ../../nbs/papers/entries.ipynb #cba79883
 def command(entry, scale, out, only=''):
     "The command that makes an entry's results."
-    words = [f'fedlit reproduce {entry.id} --scale {scale}', entry.options,
-             f'--only {only}' if only else '', '' if str(out) == entry.folder else f'--out {out}']
+    words = [f'fedlit reproduce {entry.id} --scale {scale}', f'--only {only}' if only else '',
+             '' if str(out) == entry.folder else f'--out {out}']
     return ' '.join(filter(None, words))
 
 # %% ../../nbs/papers/entries.ipynb #3dddf396

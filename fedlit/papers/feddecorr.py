@@ -7,12 +7,12 @@ __all__ = ['DECORR', 'BOTH_WAYS', 'LOSS_AS_PRINTED', 'PAIR', 'ALL', 'FOUR', 'EVE
            'TEN_SEEDS', 'FIVE_SEEDS', 'LOCAL_PART', 'AVERAGED_PART', 'OTHER_CLIENTS', 'STAND_INS', 'LINEAR', 'ALPHAS',
            'uneven', 'EACH_GAIN', 'TREND', 'BEST', 'SIZES', 'SLOW', 'LESS_UNEVEN', 'EIGHT', 'TEN', 'CORRECTED',
            'BEST_OF_FOUR', 'BEST_OF_TEN', 'SCAFFOLD_ROW', 'RELU_END', 'OTHER_PENALTIES', 'FEWEST', 'MOST', 'BY_CLASSES',
-           'DOMAINS', 'FIVE', 'DIVIDED', 'decorr_row', 'other_ways', 'decorr_rows', 'with_and_without', 'helps',
-           'best_with', 'shrinks', 'sizeable', 'on_spectra', 'fewer_dimensions', 'spectra_alphas', 'strongest',
-           'most_uneven', 'by_round', 'nearly_all', 'fallen', 'causes', 'each_client', 'client_figure', 'with_counts',
-           'architectures', 'lost_share', 'both_models', 'both_spectra', 'ranks_by_round', 'with_curves', 'first_pair',
-           'raises', 'loss_by_client', 'fall', 'main_table', 'gain_for', 'many_clients', 'crowds', 'helps_some',
-           'classes_by_data', 'domain_table', 'lost_to_domains', 'overhead']
+           'DOMAINS', 'FIVE', 'DIVIDED', 'decorr_row', 'other_ways', 'decorr_rows', 'with_and_without', 'gain_of',
+           'best_with', 'gain_decline', 'sizeable', 'on_spectra', 'fewer_dimensions', 'spectra_alphas', 'strongest',
+           'most_uneven', 'by_round', 'nearly_all', 'spectrum_drop', 'causes', 'each_client', 'client_figure',
+           'with_counts', 'architectures', 'lost_share', 'both_models', 'both_spectra', 'ranks_by_round', 'with_curves',
+           'first_pair', 'spectral_gains', 'loss_by_client', 'fall', 'main_table', 'gain_for', 'many_clients', 'crowds',
+           'helps_some', 'classes_by_data', 'domain_table', 'lost_to_domains', 'overhead']
 
 # %% ../../nbs/papers/feddecorr.ipynb #0c74f613
 import numpy as np, pandas as pd
@@ -80,7 +80,7 @@ PAIR, ALL = with_and_without('FedAvg'), ('FedAvg', 'FedProx', 'FedAvgM', 'MOON')
 FOUR = .05, .1, .5, float('inf')
 
 # %% ../../nbs/papers/feddecorr.ipynb #d75bc505
-def helps(base='FedAvg', value='accuracy_late', unit='points', **where):
+def gain_of(base='FedAvg', value='accuracy_late', unit='points', **where):
     "The claim's numbers: how far `base` with FedDecorr is ahead of `base` alone."
     return ahead(f'{base}+FedDecorr', base, value, unit, **where)
 
@@ -91,12 +91,12 @@ def best_with(methods, others=(), **where): # others: methods that are run witho
     rows = lambda *names: [final_accuracy(m, **where) for m in names]
     return best(rows(*(f'{m}+FedDecorr' for m in methods)), rows(*methods, *others))
 
-def shrinks(name, most, least): # dicts of labels for the most and the least uneven labels
-    return minus(helps(name, **most), helps(name, **least))
+def gain_decline(name, most, least): # dicts of labels for the most and the least uneven labels
+    return minus(gain_of(name, **most), gain_of(name, **least))
 
 def sizeable(*where): # dicts of labels
     "The claim's numbers: what FedDecorr adds beyond two points, averaged over four methods."
-    return beyond(mean_of(*(helps(m, **w) for w in where for m in ALL)), 2.)
+    return beyond(mean_of(*(gain_of(m, **w) for w in where for m in ALL)), 2.)
 
 # %% ../../nbs/papers/feddecorr.ipynb #f0f25be7
 def on_spectra(sentence, numbers, prefix=''):
@@ -122,17 +122,17 @@ def nearly_all(rows):
     curves = pick(rows, dict(alpha=EVEN), 'spectrum').map(lambda v: sorted(v, reverse=True)[:100])
     return (curves.map(count_large)/curves.map(len) - .9).groupby('seed').mean().to_numpy()
 
-def fallen(column):
+def spectrum_drop(column):
     "The claim's numbers: how far the mean log singular value at alpha 0.05 lies below that with even labels."
     def height(spectrum): return np.log(np.maximum(spectrum, 1e-20)).mean()
     return ahead(dict(alpha=EVEN), dict(alpha=UNEVEN), column, 'log units', lambda u, v: height(u) - height(v))
 
-LOCAL_PART = fallen('local_spectrum')
-AVERAGED_PART = minus(fallen('spectrum'), LOCAL_PART)
+LOCAL_PART = spectrum_drop('local_spectrum')
+AVERAGED_PART = minus(spectrum_drop('spectrum'), LOCAL_PART)
 
 def causes(rows):
     "How much of the collapse at alpha 0.05 is already in the clients' models, and how much averaging adds."
-    parts = dict(all=fallen('spectrum'), local=LOCAL_PART, averaging=AVERAGED_PART)
+    parts = dict(all=spectrum_drop('spectrum'), local=LOCAL_PART, averaging=AVERAGED_PART)
     return pd.DataFrame({d: {k: mean_and_margin(f(part), 2) for k, f in parts.items()}
                          for d, part in rows.groupby('data', sort=False)}).T
 
@@ -196,8 +196,8 @@ STAND_INS = 'At the smaller scales, a wider and a narrower network take the plac
 
 def lost_share(model):
     "The claim's numbers: the share of a network's singular values that uneven labels push below the threshold."
-    def lose(even, uneven): return count_large(even)/len(even) - count_large(uneven)/len(uneven)
-    return ahead(dict(alpha=EVEN), dict(alpha=UNEVEN), 'spectrum', 'of all values', lose, model=model)
+    def share_drop(even, uneven): return count_large(even)/len(even) - count_large(uneven)/len(uneven)
+    return ahead(dict(alpha=EVEN), dict(alpha=UNEVEN), 'spectrum', 'of all values', share_drop, model=model)
 
 entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', like='feddecorr/fig7',
       grid=grid(DECORR, 'cifar100', model=lambda scale: dict(list(architectures(scale).items())[1:]),
@@ -272,17 +272,17 @@ entry('feddecorr/fig6', 'ICLR Fig. 6',
            'The value is the mean over the five largest directions.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #175c676a
-def raises(who, prefix=''):
-    return on_spectra(f'FedDecorr raises the {who} model\'s {{}}', lambda value: helps(value=value, unit=''), prefix)
+def spectral_gains(who, prefix=''):
+    return on_spectra(f'FedDecorr raises the {who} model\'s {{}}', lambda value: gain_of(value=value, unit=''), prefix)
 
 entry('feddecorr/fig3', 'ICLR Fig. 3, TPAMI Figs. 5 and 7',
       'Singular values with and without FedDecorr under strong heterogeneity, global model',
       grid=grid(DECORR, 'cifar100', seeds=TEN_SEEDS, alpha=strongest, method=PAIR, ways=other_ways),
-      draw=spectrum_figure('method', panel='alpha'), claims=raises('global'), value='significant')
+      draw=spectrum_figure('method', panel='alpha'), claims=spectral_gains('global'), value='significant')
 
 # %% ../../nbs/papers/feddecorr.ipynb #19bbd45e
 entry('feddecorr/fig3-local', 'ICLR Fig. 3, TPAMI Figs. 5 and 7', 'The same in the local models', like='feddecorr/fig3',
-      draw=spectrum_figure('method', 'local_spectrum', 'alpha'), claims=raises('local', 'local_'),
+      draw=spectrum_figure('method', 'local_spectrum', 'alpha'), claims=spectral_gains('local', 'local_'),
       value='local_significant')
 
 # %% ../../nbs/papers/feddecorr.ipynb #57ac4480
@@ -307,19 +307,19 @@ entry('feddecorr/fig11', 'ICLR Fig. 11', 'FedDecorr\'s loss during one local pha
 
 # %% ../../nbs/papers/feddecorr.ipynb #fd000003
 ALPHAS = {f'alpha {a}': dict(alpha=a) for a in FOUR[:3]}
-uneven = shrinks('FedAvg', dict(alpha=UNEVEN), dict(alpha=EVEN))
-EACH_GAIN = {f'FedDecorr raises the accuracy of {b} (alpha 0.05)': helps(b, alpha=UNEVEN) for b in ALL}
+uneven = gain_decline('FedAvg', dict(alpha=UNEVEN), dict(alpha=EVEN))
+EACH_GAIN = {f'FedDecorr raises the accuracy of {b} (alpha 0.05)': gain_of(b, alpha=UNEVEN) for b in ALL}
 TREND = {f'its gain shrinks as labels get more even ({b}, gain at 0.05 minus gain at 0.5)':
-             shrinks(b, dict(alpha=UNEVEN), dict(alpha=.5)) for b in ALL}
+             gain_decline(b, dict(alpha=UNEVEN), dict(alpha=.5)) for b in ALL}
 BEST = {f'the highest accuracy of all is with FedDecorr ({text})': best_with(ALL, **a) for text, a in ALPHAS.items()}
 SIZES = {'it adds at least two points where labels are uneven (alpha 0.05 and 0.1, mean over methods)':
              sizeable(dict(alpha=UNEVEN), dict(alpha=.1)),
-         **{f'with even labels {b} stays the same, to within a point': level(helps(b, alpha=EVEN)) for b in ALL}}
+         **{f'with even labels {b} stays the same, to within a point': level(gain_of(b, alpha=EVEN)) for b in ALL}}
 SLOW = {'uneven labels tend to make FedAvg slow (accuracy in the first third of the rounds, against alpha)':
             trend_along('alpha', 'early', method='FedAvg'),
         'and tend to make it unsteady (mean fall of its accuracy from one round to the next, against alpha)':
             trend_along('alpha', 'falls', -1, method='FedAvg')}
-LESS_UNEVEN = {f'FedDecorr raises the accuracy of {b} (alpha {a})': helps(b, alpha=a) for a in (.1, .5) for b in ALL}
+LESS_UNEVEN = {f'FedDecorr raises the accuracy of {b} (alpha {a})': gain_of(b, alpha=a) for a in (.1, .5) for b in ALL}
 
 # %% ../../nbs/papers/feddecorr.ipynb #9bf8e93c
 EIGHT = with_and_without(*ALL)
@@ -374,7 +374,7 @@ entry('feddecorr/fig4', 'ICLR Fig. 4, TPAMI Fig. 8',
       grid=grid(DECORR, 'cifar10', 'cifar100', 'tiny_imagenet', seeds=TEN_SEEDS,
                 alpha=alphas(.05, .1), method=PAIR, ways=other_ways),
       draw=rounds_figure(panel='alpha'),
-      claims={'FedDecorr ends higher': helps(),
+      claims={'FedDecorr ends higher': gain_of(),
               'and needs fewer rounds to the same accuracy (the last one of either)':
                   sooner('FedAvg+FedDecorr', 'FedAvg')},
       note='The text does not name the alphas; we use 0.05 and 0.1, the most uneven in the tables.')
@@ -389,7 +389,7 @@ entry('feddecorr/relu-end', 'not in the papers',
       'FedAvg with and without FedDecorr if the features come out of a ReLU that follows a linear layer',
       grid=grid(RELU_END, 'cifar10', alpha=alphas(.05), method=PAIR),
       draw=(('rounds', rounds_figure()), ('spectra', spectrum_figure('method'))),
-      claims=ours({'FedDecorr leaves more features dead': helps(value='dead', unit='of all features'),
+      claims=ours({'FedDecorr leaves more features dead': gain_of(value='dead', unit='of all features'),
                    'and fewer singular values are significant':
                        ahead('FedAvg', 'FedAvg+FedDecorr', 'significant', '')}),
       value='dead')
@@ -429,16 +429,16 @@ def helps_some(rows):
     "FedDecorr's gain if only some clients train in a round, averaged over the numbers of clients."
     sizes = [n for n in dict.fromkeys(rows.clients) if n > 30]
     if not sizes: raise LookupError('all clients train in every round here')
-    return mean_of(*(helps(clients=n) for n in sizes))(rows)
+    return mean_of(*(gain_of(clients=n) for n in sizes))(rows)
 
 entry('feddecorr/table3', 'ICLR Table 3, TPAMI Table IV',
       'More clients, all in every round; then still more, a fifth of them in each round',
       grid=grid(DECORR, 'tiny_imagenet', seeds=FIVE_SEEDS, alpha=most_uneven(.05, .1, .5), clients=crowds,
                 method=PAIR, ways=other_ways),
       draw=table('clients', 'method'),
-      claims={'FedDecorr helps, on average over alphas and numbers of clients': helps(),
+      claims={'FedDecorr helps, on average over alphas and numbers of clients': gain_of(),
               'and more among more clients (gain with the most minus gain with the fewest)':
-                  minus(helps(clients=max), helps(clients=min)),
+                  minus(gain_of(clients=max), gain_of(clients=min)),
               'and where a fifth of the clients trains in each round': Numbers(helps_some, 'points')},
       published='Table 3', note=f'On digits a client may have as few as two images. {LOSS_AS_PRINTED}')
 
@@ -447,10 +447,10 @@ entry('feddecorr/table4', 'ICLR Table 4, TPAMI Table V', 'More local epochs',
       grid=grid(DECORR, 'cifar100', 'tiny_imagenet', seeds=FIVE_SEEDS, alpha=most_uneven(.05, .1),
                 epochs=local_field('epochs', 1, 5, 10, 20), method=PAIR, ways=other_ways),
       draw=table('epochs', 'method'),
-      claims={'FedDecorr helps, on average over alphas and numbers of epochs': helps(),
+      claims={'FedDecorr helps, on average over alphas and numbers of epochs': gain_of(),
               'FedAvg first gains with more epochs (5 above 1)': ahead(dict(epochs=5), dict(epochs=1), method='FedAvg'),
               'FedAvg and then loses (10 above 20)': ahead(dict(epochs=10), dict(epochs=20), method='FedAvg'),
-              **{f'FedDecorr helps with {e} local epoch{"s"*(e > 1)}': helps(epochs=e) for e in (1, 5, 10, 20)}},
+              **{f'FedDecorr helps with {e} local epoch{"s"*(e > 1)}': gain_of(epochs=e) for e in (1, 5, 10, 20)}},
       published='Table 4', note=BOTH_WAYS)
 
 # %% ../../nbs/papers/feddecorr.ipynb #c85074c7
@@ -470,10 +470,10 @@ entry('feddecorr/table7', 'ICLR Table 7, TPAMI Table VIII', 'Other architectures
       grid=grid(DECORR, 'cifar10', seeds=FIVE_SEEDS, alpha=most_uneven(.05, .1), model=architectures,
                 method=PAIR, ways=other_ways),
       draw=table('model', 'method'),
-      claims={'FedDecorr helps, on average over alphas and architectures': helps(),
+      claims={'FedDecorr helps, on average over alphas and architectures': gain_of(),
               'and more in the wide network than in the narrow one':
-                  minus(helps(model=nth(1)), helps(model=nth(2))),
-              **{f'FedDecorr helps in the {name} network': helps(model=nth(i))
+                  minus(gain_of(model=nth(1)), gain_of(model=nth(2))),
+              **{f'FedDecorr helps in the {name} network': gain_of(model=nth(i))
                  for i, name in ((1, 'wide'), (2, 'narrow'))}},
       published='Table 7', note=f'{STAND_INS} {LOSS_AS_PRINTED}')
 
@@ -481,18 +481,18 @@ entry('feddecorr/table7', 'ICLR Table 7, TPAMI Table VIII', 'Other architectures
 entry('feddecorr/table10', 'ICLR Table 10', 'A fixed number of classes per client',
       grid=grid(DECORR, 'cifar10', classes=classes_each(2, 5), method=PAIR, ways=other_ways),
       draw=table('method', 'classes'),
-      claims={'FedDecorr helps, on average over both numbers of classes': helps(),
-              **{f'FedDecorr helps with {m} classes a client': helps(classes=m) for m in (2, 5)}},
+      claims={'FedDecorr helps, on average over both numbers of classes': gain_of(),
+              **{f'FedDecorr helps with {m} classes a client': gain_of(classes=m) for m in (2, 5)}},
       published='Table 10',
       note='The text gives neither the number of clients nor the number of classes in the second column (ICLR C.5); '
            f'we use ten and five. {LOSS_AS_PRINTED}')
 
 FEWEST, MOST = dict(classes=3), dict(classes=5)
 BY_CLASSES = ({f'its gain shrinks with more classes a client ({b}, gain at 3 minus gain at 5)':
-                   shrinks(b, FEWEST, MOST) for b in ALL}
+                   gain_decline(b, FEWEST, MOST) for b in ALL}
               | {f'the highest accuracy of all ten rows is with FedDecorr ({m} classes a client)':
                      best_with(ALL, ('SCAFFOLD', 'FedNova'), classes=m) for m in (3, 4, 5)}
-              | {f'FedDecorr raises the accuracy of {b} (3 classes a client)': helps(b, **FEWEST) for b in ALL}
+              | {f'FedDecorr raises the accuracy of {b} (3 classes a client)': gain_of(b, **FEWEST) for b in ALL}
               | {'it adds at least two points with the fewest classes (mean over methods)': sizeable(FEWEST)})
 
 # %% ../../nbs/papers/feddecorr.ipynb #265841c5
@@ -505,7 +505,7 @@ def classes_by_data(scale):
 
 entry('feddecorr/tpami-table2', 'TPAMI Table II', 'A fixed number of classes per client, ten clients',
       grid=classes_by_data, draw=table('method', 'classes'),
-      claims={f'FedDecorr raises the accuracy of {b}': helps(b) for b in ALL} | BY_CLASSES,
+      claims={f'FedDecorr raises the accuracy of {b}': gain_of(b) for b in ALL} | BY_CLASSES,
       note=f'The published table is an image. {SCAFFOLD_ROW} {BOTH_WAYS}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #b70a5c86
@@ -541,9 +541,9 @@ entry('feddecorr/tpami-table3', 'TPAMI Table III',
       grid=grid(DOMAINS, 'office_caltech10', 'domainnet', seeds=FIVE_SEEDS,
                 method=with_and_without(*FIVE), ways=other_ways),
       draw=domain_table,
-      claims={f'FedDecorr raises the mean over domains of {b}': helps(b, 'personal_late') for b in FIVE}
+      claims={f'FedDecorr raises the mean over domains of {b}': gain_of(b, 'personal_late') for b in FIVE}
              | {'and by one to three points (mean over the five)':
-                    level(beyond(mean_of(*(helps(b, 'personal_late') for b in FIVE)), 2.))},
+                    level(beyond(mean_of(*(gain_of(b, 'personal_late') for b in FIVE)), 2.))},
       value='personal_late', note=f'The published table is an image. Ours shows the last round. {BOTH_WAYS}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #domspec2
@@ -559,7 +559,7 @@ entry('feddecorr/domain-spectra', 'TPAMI section V-C',
                 seeds=dict(embedded=range(20, 40))),
       draw=table('division', 'method', 'local_rank'),
       claims={'domains leave the clients\' models fewer dimensions (effective rank)': lost_to_domains('FedAvg'),
-              'FedDecorr raises it': helps(value='local_rank', unit='dimensions', division='by domain')}
+              'FedDecorr raises it': gain_of(value='local_rank', unit='dimensions', division='by domain')}
              | ours({'with FedDecorr as many are left as with an even division, to within one':
                          level(lost_to_domains('FedAvg+FedDecorr'))}),
       value='local_rank')

@@ -43,8 +43,8 @@ OTHERWISE = dict( # FedAvgM's released form breaks BatchNorm's statistics
 PUBLIC = dict.fromkeys(('FedDF', 'DSFL', 'FedET', 'FedGSE', 'FedMD'), 'held(samples=200)')
 LOOKS = 'curve', 'layer_ranks', 'own_accuracy', 'own_rank'
 
-def _with_looks(family): return {data: replace(s, measure=LOOKS) for data, s in family.items()}
-LANDSCAPE = {scale: _with_looks(family) for scale, family in dict(DEPTH, short=dict(small_cifar10=IMAGES)).items()}
+LANDSCAPE = {scale: {data: replace(s, measure=LOOKS) for data, s in family.items()}
+             for scale, family in dict(DEPTH, short=dict(small_cifar10=IMAGES)).items()}
 
 def map_row(name, end=''): # end: text to add to the method
     "A change that sets a setting's method, with its own defaults; a perceptron gets three hidden layers."

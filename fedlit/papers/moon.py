@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARTIES', 'SHORT_WEIGHTS', 'SCAFFOLD_ROW', 'ALL_SETS', 'FEDERATED', 'REST', 'leads', 'SIZES', 'MORE_EPOCHS', 'CLOSE',
            'CROWD', 'STRONG_MOON', 'most', 'MOON_LEADS', 'solo_change', 'moon_row', 'as_printed', 'weight_grid',
-           'lead_of_weight', 'moon_rows', 'loses', 'many_parties']
+           'lead_of_weight', 'moon_rows', 'epochs_drop', 'many_parties']
 
 # %% ../../nbs/papers/moon.ipynb #8559805d
 from dataclasses import replace
@@ -142,7 +142,7 @@ entry('moon/table5', 'Table 5', 'No term, the distance to the global features, t
 # %% ../../nbs/papers/moon.ipynb #716272e6
 MORE_EPOCHS = mean_of(*(ahead(dict(epochs=5), dict(epochs=1), method=m) for m in ('FedAvg', 'MOON')))
 
-def loses(m): return ahead(dict(epochs=10), dict(epochs=20), method=m)
+def epochs_drop(m): return ahead(dict(epochs=10), dict(epochs=20), method=m)
 CLOSE = close(along('method', epochs=1), 2.)
 
 entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
@@ -154,9 +154,10 @@ entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
              | leads('MOON', *REST, sentence='with a single local epoch {} is ahead of {}', epochs=1)
              | {'with a single local epoch the methods lie close together (each pair level to two points)': CLOSE,
                 'a single local epoch is too few (5 above 1, mean of FedAvg and MOON)': MORE_EPOCHS,
-                **{f'20 are too many for {text} (10 above 20)': loses(m)
+                **{f'20 are too many for {text} (10 above 20)': epochs_drop(m)
                    for m, text in zip(FEDERATED, ('FedAvg', 'FedProx', CORRECTED, 'MOON'))},
-                'FedAvg loses more than MOON by 20 local epochs instead of 10': minus(loses('FedAvg'), loses('MOON'))},
+                'FedAvg loses more than MOON by 20 local epochs instead of 10':
+                    minus(epochs_drop('FedAvg'), epochs_drop('MOON'))},
       note='Of the numbers of epochs, only 1 is known.')
 
 # %% ../../nbs/papers/moon.ipynb #41da55fa

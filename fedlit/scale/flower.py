@@ -444,13 +444,13 @@ MOST = 10**8 # most samples that a site may say it has
 
 class Book:
     "Which node is which client, as the nodes themselves say; if several claim one client, the first to do so counts."
-    def __init__(self, plan): self.plan, self.said, self.waiting, self.until, self.online = plan, {}, {}, {}, []
+    def __init__(self, plan): self.plan, self.claims, self.waiting, self.until, self.online = plan, {}, {}, {}, []
     def here(self):
         "Client number -> connected node; if several nodes claim one number, the first to have done so."
-        return {self.said[n][0]: n for n in reversed(self.said) if self.said[n] and n in self.online}
+        return {self.claims[n][0]: n for n in reversed(self.claims) if self.claims[n] and n in self.online}
     def enter(self, node, content):
         "Record which client `node` says it is, and how many samples it has; impossible claims are logged and ignored."
-        self.said[node], plan = None, self.plan
+        self.claims[node], plan = None, self.plan
         try:
             number, samples = content['site']['number'], content['site']['samples']
             if not (type(number) is type(samples) is int and number in plan.clients and 1 <= samples <= MOST):
@@ -460,7 +460,7 @@ class Book:
                 raise ValueError(f'it says that it is client {number}, which is node {plan.numbers[number]}')
         except Exception as e: return log.warning('node %s is refused: %s', node, quote(e))
         other = self.here().get(number)
-        self.said[node] = number, samples
+        self.claims[node] = number, samples
         if other is None: log.info('node %s is client %s, with %s samples', node, number, samples)
         else: log.warning('node %s says that it is client %s, which is node %s; it is not asked while that one is here',
                           node, number, other)
@@ -471,7 +471,7 @@ def call(self:Book, grid, round):
     "Ask new nodes who they are; returns client number -> connected node."
     try: self.online = list(grid.get_node_ids())
     except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quote(repr(e)))
-    new = {n: RecordDict() for n in self.online if n not in self.said and n not in self.waiting.values()}
+    new = {n: RecordDict() for n in self.online if n not in self.claims and n not in self.waiting.values()}
     for n in new: self.until.setdefault(n, time.monotonic() + self.plan.wait) # there is no second wait for a node
     self.waiting.update(_push(grid, new, MessageType.QUERY, round, self.plan.wait))
     full = lambda: len(self.here()) == len(self.plan.clients)
@@ -501,14 +501,14 @@ def _answers(grid, plan, state, book, last, form, r):
     "Ask for one round: good answers by client number, clients drawn, samples of those asked, and who was late."
     like = rows(from_site(state, form), 0)
     here = book.call(grid, r+1)
-    has = dict(filter(None, book.said.values())) # a site that has not said how much it has is empty, if another has
+    has = dict(filter(None, book.claims.values())) # a site that has not said how much it has is empty, if another has
     who = draw_clients(len(plan.clients), plan.participation, plan.seed, r, [has.get(k, not has) for k in plan.clients])
     nodes, good = {here[k]: k for k in who if k in here}, {}
     refuse = lambda k, why: log.warning('round %s: the answer of client %s (node %s) is refused: %s',
                                         r+1, k, here[k], quote(why))
     waiting, private = _ask(grid, plan, state, nodes, last, r), private_values(plan.method)
     for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
-        k, samples = nodes[node], book.said[node][1]
+        k, samples = nodes[node], book.claims[node][1]
         try:
             good[k] = _check_answer(content, like, plan.local.steps_of(samples, k, plan.seed, r), private)
             if content['said'].get('forgot'):
@@ -521,7 +521,7 @@ def _answers(grid, plan, state, book, last, form, r):
         log.warning('round %s goes on without client %s (%s)', r+1, k, node)
     late = _overdue(plan, timeout=[nodes[n] for n in waiting.values()], wait=set(who) - has.keys())
     if late: log.warning('round %s: %s', r+1, late)
-    return good, who, {k: book.said[n][1] for n, k in nodes.items()}, late
+    return good, who, {k: book.claims[n][1] for n, k in nodes.items()}, late
 
 # %% ../../nbs/scale/flower.ipynb #d5bd1d61
 def _start_run(plan):

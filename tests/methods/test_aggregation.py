@@ -93,13 +93,13 @@ def test_fednova_with_equal_steps_is_fedavg():
                                FedYogi(), FedYogi(beta2=.5)], ids=repr)
 def test_an_adaptive_server_against_a_hand_written_one(m):
     "Four of six ragged clients in three rounds; the server written out number by number, as the paper prints it."
-    world, plain = laws.small(), FedAvg()
+    world, plain = laws.small_world(), FedAvg()
     state = start(m, world.model, 6)
     mean, second = {k: torch.zeros_like(v) for k, v in state.params.items()}, {}
     for r in range(3):
         twin = replace(state, server={})
-        avg = fed_round(Broadcast(plain, world.model, twin, world.local), world.who(r), world.data(r), world.sizes)
-        state = fed_round(Broadcast(m, world.model, state, world.local), world.who(r), world.data(r), world.sizes)
+        avg = fed_round(Broadcast(plain, world.model, twin, world.local), world.cohort(r), world.data(r), world.sizes)
+        state = fed_round(Broadcast(m, world.model, state, world.local), world.cohort(r), world.data(r), world.sizes)
         for k, w in twin.params.items():
             delta, old = avg.params[k] - w, second.get(k, m.tau**2*torch.ones_like(w))
             mean[k] = m.beta1*mean[k] + (1 - m.beta1)*delta

@@ -154,7 +154,7 @@ def test_rounding_comes_last():
 
 @pytest.mark.parametrize('cut', [HeteroFL(rates=(1., .5)), FedRolex(rates=(1., .5))], ids=repr)
 def test_what_a_client_does_not_have_stays_in_the_residual(cut):
-    m, world = cut + TopK(share=.1), laws.small(bias=True)
+    m, world = cut + TopK(share=.1), laws.small_world(bias=True)
     seen = laws.check_executors(m, world)
     assert seen.holds and 'extract' in seen.reason, seen
     assert laws.check_masked(m, world).holds
@@ -162,7 +162,7 @@ def test_what_a_client_does_not_have_stays_in_the_residual(cut):
     assert all(v[:].any() for k, v in left.items() if k.endswith('weight'))
 
 def test_residuals_only_of_what_travels():
-    state = laws.train(FedBN() + FedPer() + TopK(share=.1), laws.small())
+    state = laws.train(FedBN() + FedPer() + TopK(share=.1), laws.small_world())
     assert not set(state.client['TopK']['residual']) & set(state.personal)
     assert set(state.client['TopK']['residual']) == set(state.params) - set(state.personal)
 
@@ -170,7 +170,8 @@ def test_residuals_only_of_what_travels():
 @pytest.mark.parametrize('name', [n for n in methods_by_name() if n != 'DepthFL']) # which needs another network
 def test_beside_any_method(name, compress):
     "Before and after any exported method, for a round."
-    m, world = methods_by_name()[name](**(dict(groups=3) if name == 'StructuredDeCov' else {})), laws.small(norm=False)
+    m = methods_by_name()[name](**(dict(groups=3) if name == 'StructuredDeCov' else {}))
+    world = laws.small_world(norm=False)
     for pair in ((compress, m), (m, compress)):
         if name == 'DP' and pair[0] is m: continue # has to come last
         if (pair[0].name, pair[1].name) == ('Quantize', 'TopK'): continue # rounding comes last
@@ -180,7 +181,7 @@ def test_beside_any_method(name, compress):
 # ---- bytes ----
 
 def up(m, **kw):
-    world = laws.small(norm=kw.pop('norm', False), bias=True)
+    world = laws.small_world(norm=kw.pop('norm', False), bias=True)
     return traffic(m, world.model.float(), (1, 6, 6), 3, **kw).up.to_numpy(), sum(
         p.numel() for p in world.model.parameters()), len(list(world.model.parameters()))
 

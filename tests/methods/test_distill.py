@@ -11,7 +11,7 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import pure, start
 from by_hand import descend
-from federation import CLIENTS, PROXY, SIZES, batches, model, train, who
+from federation import CLIENTS, PROXY, SIZES, batches, model, train, draw_cohort
 
 def test_teachers_by_loops():
     l = torch.randn(3, 4, 5, dtype=torch.double, generator=torch.Generator().manual_seed(0))
@@ -44,9 +44,9 @@ def test_distill_is_plain_torch():
 def test_feddf_starts_at_the_average_and_learns_the_ensemble():
     net, data = model(), dict(batches(0), x=batches(0)['x'].double())
     rounds = {n: fed_round(Broadcast(FedDF(steps=n), net, start(FedDF(steps=n), net, CLIENTS), Local(lr=.1),
-                                     proxy=PROXY), who(0), data, SIZES)
+                                     proxy=PROXY), draw_cohort(0), data, SIZES)
               for n in (0, 200)}
-    fed = fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), who(0), data, SIZES)
+    fed = fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), draw_cohort(0), data, SIZES)
     assert max((rounds[0].params[k] - v).abs().max().item() for k, v in fed.params.items()) < 1e-12
     alone = [fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, 1), Local(lr=.1)), [0],
                        {k: v[i:i+1] for k, v in data.items()}, [1.])

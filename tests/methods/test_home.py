@@ -16,7 +16,7 @@ from fedlit.server import network_for
 from fedlit.state import start
 from by_hand import (EXECUTORS, SIZES as OF_THREE, averaged, batches as few, by_torch, classifier, classify, descend,
                      gap, sgd)
-from federation import CLIENTS, SIZES, batches, model, train, who
+from federation import CLIENTS, SIZES, batches, model, train, draw_cohort
 
 # ---- FedBN ----
 
@@ -166,7 +166,7 @@ def test_fedcac_begins_with_the_newest_average_where_it_is_not_critical(mu, exec
     mean, near, masks = {k: v.detach() for k, v in net.named_parameters()}, {}, {}
     def own(k): return {n: torch.where(masks[k][n] > 0, near[k][n], v) for n, v in mean.items()} if k in masks else mean
     for r in range(4):
-        ks, data, ends = who(r), batches(r), []
+        ks, data, ends = draw_cohort(r), batches(r), []
         data = dict(data, x=data['x'].double())
         for x, y, counts in zip(*data.values()):
             begun = {n: v.clone() for n, v in own(ks[len(ends)]).items()}

@@ -30,7 +30,7 @@ from federation import PRIVATE
 COUNTED = importlib.util.find_spec('dp_accounting') is not None
 counted = pytest.mark.skipif(not COUNTED, reason='dp-accounting is not there')
 LR = Local(lr=.1, momentum=0.)
-PLAIN = laws.small(norm=False, bias=True)
+PLAIN = laws.small_world(norm=False, bias=True)
 
 class Moving(laws.Small):
     "A network whose forward, while it trains, moves what no gradient moves: buffers and a counter."
@@ -107,7 +107,7 @@ def test_one_client_moves_the_mean_by_no_more_than_it_may():
     for scale in (1., 50., -50.):
         x = data['x'].clone()
         x[2] *= scale
-        new = fed_round(Broadcast(m, net, state, PLAIN.local), PLAIN.who(0), dict(data, x=x), PLAIN.sizes)
+        new = fed_round(Broadcast(m, net, state, PLAIN.local), PLAIN.cohort(0), dict(data, x=x), PLAIN.sizes)
         ends.append(torch.cat([v.flatten() for v in new.params.values()]))
     apart = max((a - b).norm() for a in ends for b in ends)
     assert .05/4 < apart <= 2*.05/4 + 1e-9
@@ -142,7 +142,7 @@ def test_the_systems_noise_is_never_the_same(at):
     assert normal(v, 1.) and not normal(1.1*v, 1.) and v.abs().max() < 9
 
 def test_what_stays_at_home_and_what_is_frozen_gets_no_noise():
-    world = laws.small(norm=True)
+    world = laws.small_world(norm=True)
     world.model.c2.weight.requires_grad_(False)
     plain, noisy = (laws.train(FedBN() + DP(clip=1e-9, noise=z), world, rounds=1) for z in (0., 1e9))
     assert 'c2.weight' not in {**noisy.params, **noisy.buffers}
@@ -241,7 +241,7 @@ def test_what_is_sent_besides_is_refused_in_the_round():
 
 @pytest.mark.parametrize('m', [DP(), DP(at='client'), DPSGD()], ids=repr)
 def test_statistics_of_batches_are_refused(m):
-    net = laws.small(norm=True).model
+    net = laws.small_world(norm=True).model
     with pytest.raises(ValueError, match='BatchNorm|buffers would be sent'): start(m, net, 3)
     if isinstance(m, DP): start(m, net, 3, 'home')
 
@@ -304,14 +304,14 @@ def test_a_median_of_private_updates_counts_all_alike(order):
     pair = DP(clip=.3, noise=0., at='client'), CoordinateMedian()
     m, world = pair[order] + pair[1 - order], replace(PLAIN, sizes=torch.tensor([1., 100., 3., 2.]))
     state = start(m, PLAIN.model, 6)
-    out = local_phase(Broadcast(m, PLAIN.model, state, PLAIN.local), PLAIN.who(0), Batches(**PLAIN.data(0)))
+    out = local_phase(Broadcast(m, PLAIN.model, state, PLAIN.local), PLAIN.cohort(0), Batches(**PLAIN.data(0)))
     new = laws.train(m, world, rounds=1)
     for k, v in out['params'].items():
         middle = (v - state.params[k]).sort(0).values[1:3].mean(0)
         assert torch.allclose(new.params[k], state.params[k] + middle, atol=1e-12)
 
 def test_norms_that_are_frozen_are_no_statistics_of_clients():
-    net = freeze(laws.small(norm=True).model, but=('fc', 'head'))
+    net = freeze(laws.small_world(norm=True).model, but=('fc', 'head'))
     for statistics in STATISTICS: start(DP(), net, 3, statistics)
 
 # ---- epsilon ----
@@ -521,10 +521,10 @@ def test_without_the_accountant_epsilon_says_what_to_install(monkeypatch):
 def published(m, world, other=None, statistics='averaged', executor='loop'):
     """What the first client sends, and what two rounds leave at the server and at all other clients; its images and
     labels and, if `other` is 'size', its number of samples may be others."""
-    first, sizes = world.who(0)[0], world.sizes.clone()
+    first, sizes = world.cohort(0)[0], world.sizes.clone()
     def data(r):
         given = {k: v.clone() for k, v in world.data(r).items()}
-        for k in [k for k, i in enumerate(world.who(r)) if i == first and other]:
+        for k in [k for k, i in enumerate(world.cohort(r)) if i == first and other]:
             given['x'][k], given['y'][k] = -given['x'][k].flip(0) + .3, 2 - given['y'][k]
             if other == 'size': given['counts'][k], sizes[k] = torch.tensor([2, 0, 0]), 2.
         return given
@@ -673,7 +673,7 @@ class Halves(Method):
 def test_buffers_that_are_sent_changed_are_not_said_to_stand_still():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        laws.train(Halves(), laws.small(), rounds=1)
+        laws.train(Halves(), laws.small_world(), rounds=1)
 
 class Waits(TorchDispatchMode):
     "Counts what makes the host wait for a device."

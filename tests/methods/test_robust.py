@@ -1,6 +1,6 @@
 "Robust aggregation: breakdown points, part of a network, weights that clients claim, and the law of the hook."
 import pytest, torch, warnings
-from fedlit.laws import small
+from fedlit.laws import small_world
 from fedlit.method import Method
 from fedlit.methods import (
     CoordinateMedian, DP, FedAvg, FedNova, FedPer, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO,
@@ -134,7 +134,7 @@ def test_too_few_clients_for_krums_guarantee_are_said():
 
 def test_a_round_of_a_cutting_method_with_a_median_stays_finite():
     from fedlit.laws import train
-    state = train(HeteroFL(rates=(1., .5)) + SCAFFOLD() + CoordinateMedian(), small(), 'extract')
+    state = train(HeteroFL(rates=(1., .5)) + SCAFFOLD() + CoordinateMedian(), small_world(), 'extract')
     assert all(v.isfinite().all() for v in state.params.values())
 
 @pytest.mark.parametrize('m', [CoordinateMedian(), TrimmedMean(trim=.2), NormClipping(), Krum()], ids=repr)

@@ -9,7 +9,7 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
-from federation import gap
+from federation import difference
 
 CLIENTS, LEVELS = 8, (3, 3, 1, 2)       # two clients of each level, in this order
 K, STEPS, SAMPLES = 4, 4, 6
@@ -232,7 +232,7 @@ def test_convolutions_with_exits_are_one_in_all_executors(kind, side, kw):
     ends = [fed_round(Broadcast(DepthFL(), net, start(DepthFL(), net, 4), Local(lr=.1)), [0, 1, 2, 3], dict(x=x, y=y),
                       [1.]*4, e)
             for e in ('loop', 'vmap')]
-    assert gap(*ends) < 1e-9 and net.eval()(x[0, 0])[1].shape == (6, 4)
+    assert difference(*ends) < 1e-9 and net.eval()(x[0, 0])[1].shape == (6, 4)
 
 def test_four_convolutions_are_those_of_the_thesis():
     grey = cnn4((1, 28, 28), 10) # the stages are the thesis' network without its last mean and its head

@@ -9,7 +9,7 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.state import start
-from federation import CLIENTS, COUNTS, K, SIZES, Net, batches, gap, model, train, who
+from federation import CLIENTS, COUNTS, K, SIZES, Net, batches, difference, model, train, draw_cohort
 from scores import TwoLayers, by_batch, highest, kept, network
 
 @pytest.mark.parametrize('score', ['mean', 'sum'])
@@ -32,7 +32,8 @@ def test_activity(score):
 def test_feddse_masks():
     method, net = FedDSE(rates=(.5,)), model()
     data = dict(batches(0), x=batches(0)['x'].double())
-    out = local_phase(Broadcast(method, net, start(method, net, CLIENTS), Local(epochs=1)), who(0), Batches(**data))
+    out = local_phase(Broadcast(method, net, start(method, net, CLIENTS), Local(epochs=1)), draw_cohort(0),
+                      Batches(**data))
     for k in range(K):
         x = torch.cat([data['x'][k, t, :n] for t, n in enumerate(COUNTS[k].tolist())])
         u = F.relu(by_batch(net.c1(x), net.n1))
@@ -61,8 +62,8 @@ RATES = (1., .5, .25)
 def test_executors_agree(method, other):
     "And the answer depends on what is asked: `other` differs in one setting, and in the result."
     loop = train(method, 'loop', rounds=2)
-    for executor in ('vmap', 'extract'): assert gap(loop, train(method, executor, rounds=2)) < 1e-9
-    assert gap(loop, train(other, rounds=2)) > 1e-6
+    for executor in ('vmap', 'extract'): assert difference(loop, train(method, executor, rounds=2)) < 1e-9
+    assert difference(loop, train(other, rounds=2)) > 1e-6
 
 @pytest.mark.parametrize('executor', ['threads', 'extract'])
 def test_clients_in_threads_look_one_at_a_time(executor):
@@ -73,9 +74,9 @@ def test_clients_in_threads_look_one_at_a_time(executor):
     for _ in range(3):
         state = start(m, net, CLIENTS)
         for r in range(3):
-            state = fed_round(Broadcast(m, net, state, Local(lr=.1, momentum=.9, weight_decay=.01)), who(r),
+            state = fed_round(Broadcast(m, net, state, Local(lr=.1, momentum=.9, weight_decay=.01)), draw_cohort(r),
                               dict(batches(r), x=batches(r)['x'].double()), SIZES, executor=executor)
-        assert (gap(state, alone) < 1e-9
+        assert (difference(state, alone) < 1e-9
                 and all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in net.parameters()))
 
 # ---- the released average ----
@@ -85,8 +86,9 @@ def test_old_counts():
     method, net = FedDSE(rates=(.5,)), model()
     data, state = Batches(**dict(batches(0), x=batches(0)['x'].double())), start(method, net, CLIENTS)
     local = Local(lr=.1)
-    out = local_phase(Broadcast(method, net, state, local), who(0), data)
-    new = fed_round(Broadcast(method + OldCounts(), net, start(method + OldCounts(), net, CLIENTS), local), who(0),
+    out = local_phase(Broadcast(method, net, state, local), draw_cohort(0), data)
+    both = method + OldCounts()
+    new = fed_round(Broadcast(both, net, start(both, net, CLIENTS), local), draw_cohort(0),
                     data, torch.ones(K))
     for n, old in state.params.items():
         m = out['mask'][n].double() if n in out['mask'] else torch.ones(K).double()

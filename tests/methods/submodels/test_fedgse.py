@@ -11,7 +11,7 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.state import start
-from federation import CLIENTS, SIZES, Net, batches, gap, model, train, who
+from federation import CLIENTS, SIZES, Net, batches, difference, model, train, draw_cohort
 from scores import TwoLayers, highest, kept, network
 
 # ---- scores ----
@@ -127,8 +127,8 @@ def test_fedgse_by_hand(similar):
 def test_new_clients_and_bad_input():
     state = train(FedGSE(rates=(.5,), pool=40), rounds=1, proxy=PUBLIC)
     labels = state.client['FedGSE']['label']
-    assert (labels[who(0)][:, :30] >= 0).all() and (labels[:, 30:] == -1).all()
-    assert (labels[[k for k in range(CLIENTS) if k not in who(0)]] == -1).all()
+    assert (labels[draw_cohort(0)][:, :30] >= 0).all() and (labels[:, 30:] == -1).all()
+    assert (labels[[k for k in range(CLIENTS) if k not in draw_cohort(0)]] == -1).all()
     train(FedGSE(rates=(.5,), pool=40), rounds=1, proxy=PUBLIC[0]) # CSL needs no labels
     with pytest.raises(ValueError, match='needs public samples'):
         train(FedGSE(similar='SPL'), rounds=1, proxy=PUBLIC[0])
@@ -146,5 +146,5 @@ RATES = (1., .5, .25)
 def test_executors_agree(method, other):
     "And the answer depends on what is asked: `other` differs in one setting, and in the result."
     loop = train(method, 'loop', rounds=2, proxy=PUBLIC)
-    for executor in ('vmap', 'extract'): assert gap(loop, train(method, executor, rounds=2, proxy=PUBLIC)) < 1e-9
-    assert gap(loop, train(other, rounds=2, proxy=PUBLIC)) > 1e-6
+    for executor in ('vmap', 'extract'): assert difference(loop, train(method, executor, rounds=2, proxy=PUBLIC)) < 1e-9
+    assert difference(loop, train(other, rounds=2, proxy=PUBLIC)) > 1e-6

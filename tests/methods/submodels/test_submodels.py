@@ -13,7 +13,7 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.state import start
-from federation import gap, train
+from federation import difference, train
 from oracle import OWNED, UNIFORM, data, differ, logits, nested, perceptron, trained, written_out
 
 THREE = (1., .5, .25)
@@ -195,7 +195,7 @@ def test_feddecorr_on_live_features():
     FjORD(), FjORD(rates=(.5, .3), assign='dynamic', distill=False)], ids=repr)
 def test_executors_agree(m):
     loop = train(m, 'loop', rounds=2)
-    for executor in ('vmap', 'extract'): assert gap(loop, train(m, executor, rounds=2)) < 1e-9
+    for executor in ('vmap', 'extract'): assert difference(loop, train(m, executor, rounds=2)) < 1e-9
 
 # ---- refusals ----
 
