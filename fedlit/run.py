@@ -305,7 +305,7 @@ class Simulation:
         federation, # Federation, checked
         shared=True, # may the caller change what was passed in, between rounds?
     ):
-        self.noticed, self.tests, self.failures = [], federation.tests, {} # failures: round -> client -> what is wrong
+        self.noticed, self.tests, self.failures = [], federation.tests, {} # failures: client -> what is wrong now
         self.timetable = [] # of a `Clock`: who finishes in which round, as far as it was needed
         self.federation = replace(federation, proxy=to_device(federation.proxy, federation.device))
         self.model = copy.deepcopy(federation.model).to(federation.device)
@@ -463,7 +463,7 @@ def judge(self:Simulation, who, state, out): # out: see `local_phase`
     "What the clients returned, without results that must not be averaged."
     a = self.federation
     guard = a.bad_clients if self.single_process else replace(a.bad_clients, beyond=math.inf) # the team judges
-    out = check_clients(guard, who, out, state, self.chance_loss, partial(self.advice, state.round, who, out))
+    out = check_clients(guard, who, out, state, self.chance_loss, partial(self.advice, who, out))
     if self.single_process or not len(out['who']): return out
     _, most, least = largest_entries(out, state)
     return dict(out, seen=most, least=least.expand_as(most))
@@ -472,9 +472,9 @@ def judge(self:Simulation, who, state, out): # out: see `local_phase`
 SMALL_BATCH = 8 # samples: over fewer, BatchNorm's gradient may be very large
 
 @patch
-def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is wrong, the rest of a sentence
+def advice(self:Simulation, who, out, wrong): # wrong: client -> what is wrong, the rest of a sentence
     "Advice on clients that produced NaN, infinity or implausibly large numbers."
-    self.failures[round] = {**self.failures.get(round, {}), **{k: text for k, text in wrong.items() if text}}
+    self.failures.update({k: text for k, text in wrong.items() if text})
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
         columns, mine = getattr(self.task, 'columns', None), self.federation.clients[k]
         if odd := first_nonfinite('x_train', self.task.x_train, mine, columns):
@@ -578,7 +578,7 @@ def losses(self:Simulation, state, who):
 @patch
 def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
     "One round: yields who is to train from which state; returns the state, the results, the row, and a test or None."
-    a = self.federation
+    a, self.failures = self.federation, {}
     arrivals = self.arrivals(state)
     out = yield from self.collect(state, arrivals)
     who, columns = out['who'].tolist(), client_columns(a.bad_clients, arrivals.who, out)
@@ -598,7 +598,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     if arrivals.time is not None:
         row.update(time=arrivals.time, staleness=np.mean([state.round - b for b in arrivals.began] or [math.nan]))
     if protections(a.method): del row['train_loss'], row['drift']
-    if wrong := self.failures.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
+    if wrong := self.failures: row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
     return new, out, row, self.test.scores(scores) if scores else None
 
 # %% ../nbs/19_run.ipynb #1f9535ff

@@ -198,6 +198,8 @@ def test_a_bad_late_answer_is_skipped():
         run = go(Poison(), CLOCK, rounds=8, bad_clients='skip')
     assert all(v.isfinite().all() for v in run.state.params.values())
     assert '3' in ' '.join(run.history['bad_clients'])
+    late = run.history[run.history['bad_clients'] == '3']
+    assert late['why'].str.startswith('client 3 produced NaN').all() # also where it began in an earlier round
 
 def test_work_that_differs_from_round_to_round_is_counted():
     local = Local(epochs=Between(1, 4), batch_size=16)

@@ -284,7 +284,7 @@ def train(self:Ranks, who, state):
         if rank and (out := [k for k in ks if k in loans]): self._send(dist.send, None, rows(_tables(state), out), rank)
     self.out, error = _try(self.sim.train, theirs[0], state)
     theirs = self._agree(error)
-    if wrong := [pair for t in theirs for pair in t['why']]: self.sim.failures.setdefault(state.round, {}).update(wrong)
+    for t in theirs: self.sim.failures.update(t['why'])
     reports = [_numbers(self.out), *(t['numbers'] for t in theirs)]
     if not (reports := self._find_rest(len(who), reports)): return self.out
     like = lambda k: self.out.get(k, self.out['loss']) # a rank that has no client left has not seen all
@@ -336,7 +336,7 @@ def _check_plausible(self:Ranks, numbers, state):
     for i, j in reversed(bad.nonzero().tolist()): # keeps the first odd tensor of every client
         words = f"returned {largest[i, j]:.3g} in {tensors[j].removeprefix('buffers/')} in round {state.round+1}"
         wrong[int(numbers['who'][i])] = f"{words}, where at most {most[j]:.3g} is believed beside the other clients"
-    self.sim.failures.setdefault(state.round, {}).update(wrong)
+    self.sim.failures.update(wrong)
     act(guard, f"client {min(wrong)} {wrong[min(wrong)]}")
     numbers['bad'] = numbers['bad'] | rows_.to(numbers['bad'].device)
     if guard.then != 'skip': return numbers
@@ -405,9 +405,9 @@ def _on_train(self:Ranks, run, content, tree):
     self.who = who = [content['who'][i] for i in self.shares[self.rank]]
     loans, tables = [k for k in who if k in content['lent']], _tables(run.state)
     if loans: tables = put(tables, loans, self._receive(dist.recv)[1])
-    self.state = replace(run.state, round=content['round'], **tree, **tables)
+    self.state, self.sim.failures = replace(run.state, round=content['round'], **tree, **tables), {}
     self.out, error = _try(self.sim.train, who, self.state)
-    self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.failures.get(content['round'], {}).items())))
+    self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.failures.items())))
 
 @patch
 def _on_keep(self:Ranks, run, content, tree):
