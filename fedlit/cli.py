@@ -556,7 +556,7 @@ def report_run(a):
     "A page of what happened in a saved run, for a browser"
     from fedlit.result import Run
     from fedlit.setting import parts_of, read_setting
-    a.to = a.to or Path(a.file).with_suffix('.html')
+    a.to = a.to or f'{os.path.splitext(a.file)[0]}.html'
     _check_files(a)
     run, parts = Run.load(a.file), {}
     if words := run.settings.get('setting'):

@@ -219,6 +219,10 @@ def test_no_file_is_written_over_another_of_the_same_command(command, over, monk
     with pytest.raises(SystemExit, match=f'fedlit: {over}'): main(command.split())
     assert {Path(name).read_text(encoding='utf-8') for name in ('m.st', 'm.html', 't.csv')} == {'kept'}
 
+def test_a_page_of_a_folder_is_refused_as_a_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match='is a folder'): main(['report-run', '.'])
+
 def test_a_data_set_of_a_name_is_no_file(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for _ in range(2): main(['run', *SMALL, '--rounds', '1', '--data', 'digits', '--checkpoint', 'digits'])

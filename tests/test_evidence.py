@@ -22,6 +22,15 @@ def test_the_sign_flip_test_counts_all_signs(n):
     assert sign_flips(d) == pytest.approx(min(1, 2*min((sums >= d.sum() - 1e-12).mean(),
                                                        (sums <= d.sum() + 1e-12).mean())))
 
+@pytest.mark.parametrize('unit', [100/359, 1/3, .1])
+def test_patterns_as_far_out_as_ours_count_however_their_sums_are_rounded(unit):
+    rng = np.random.default_rng(0)
+    for n in (6, 8, 10)*8:                               # accuracies are multiples of a share, so sums are often equal
+        k, base = rng.integers(-3, 5, n), rng.integers(0, 300, n)
+        signs = np.array([*itertools.product((-1, 1), repeat=n)])
+        exact = (abs(signs@k) >= abs(k.sum())).mean()
+        assert sign_flips((base + k)*unit - base*unit) == pytest.approx(exact, abs=1e-9), k
+
 def test_the_smallest_p_value_and_who_judges():
     assert [paired_test(np.arange(1., n+1)).test for n in (1, 2, 5, 6, 9)] == ['one seed', 't', 't', *['sign flips']*2]
     assert sign_flips(np.ones(FEW-1)) > LEVEL >= sign_flips(np.ones(FEW))

@@ -149,6 +149,8 @@ def test_files_of_others_and_newer_ones_are_refused(tmp_path, calm):
         with pytest.raises(ValueError, match='another one wrote it') as e: Run.load(path)
         assert not isinstance(e.value, Damaged)
     told = json.loads(write_json(tmp_path/'r.json', dict(a=1)).read_text(encoding='utf-8'))
+    (tmp_path/'r.json').write_text('[1]', encoding='utf-8')
+    with pytest.raises(Damaged, match="r.json is damaged: .*'list'"): read_json(tmp_path/'r.json')
     (tmp_path/'r.json').write_text(json.dumps(dict(told, format=files.JSON+1)), encoding='utf-8')
     with pytest.raises(ValueError, match='a newer one wrote it'): result(tmp_path/'r.json')
 

@@ -74,6 +74,17 @@ def test_a_ceiling_is_no_interaction_on_log_odds():
     assert logit(.9) == pytest.approx(made({FedAvg(): [.9]}, (A, B)).values(FedAvg(), 'log_odds')[0])
     with pytest.raises(ValueError, match='points, log_odds'): seen.pairs('log')
 
+@pytest.mark.parametrize('edge', [0., 1.])
+def test_an_accuracy_of_none_or_all_has_no_log_odds(edge):
+    curves = drawn()
+    curves[A] = np.r_[edge, curves[A][1:]]
+    seen = made(curves)
+    for t in (seen.pairs('log_odds'), seen.effects('log_odds')):
+        assert 'seed 0' in t.why[0] and 'log_odds' in t.why[0] and t.verdict.isna()[0]
+        assert not t.why[2] and t.verdict.notna()[2]
+    seen.plot(scale='log_odds')
+    assert not seen.pairs().why.any()
+
 def test_pairs_that_cannot_be_keep_an_empty_cell_with_the_reason():
     methods = [HeteroFL(rates=(1., .5)), FedRolex(rates=(1., .5)), FedDF()]
     seen = interactions(methods, seeds=(0,), **QUICK)

@@ -81,6 +81,15 @@ def test_what_is_said_of_a_column(wards):
 def test_what_a_table_is_refused_for(wards, given, said):
     with pytest.raises(ValueError, match=said): Task.from_table(wards, **given)
 
+@pytest.mark.parametrize('change, words', [
+    (lambda w: w.assign(pair=[[1, 2]]*len(w)), r"'pair' holds \[1, 2\].*x="),
+    (lambda w: w.assign(wave=1 + 2j), r"'wave' holds \(1\+2j\).*x="),
+    (lambda w: w.iloc[:0], 'the table has no rows'),
+    (lambda w: w.rename(columns={'fixed': 'age'}), "several columns 'age'"),
+    (lambda w: pd.concat({c: w[[c]] for c in w}, axis=1), "several columns 'days'")])
+def test_what_a_table_may_not_hold(wards, change, words):
+    with pytest.raises(ValueError, match=words): Task.from_table(change(wards), y='days')
+
 def test_missing_values_and_too_many_texts(wards, tmp_path):
     wards.loc[3, 'age'] = np.nan
     with pytest.raises(ValueError, match="'age' lacks a value in 1 of 120 rows"): Task.from_table(wards, y='days')

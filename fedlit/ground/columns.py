@@ -33,12 +33,17 @@ def read_table(data):
 
 def check_columns(frame, columns):
     "Refuse columns that the table lacks or that are named twice, and those with missing values or infinity."
+    if not len(frame): raise ValueError("the table has no rows")
     for c in columns:
         if c not in frame.columns:
             raise ValueError(f"the table has no column {c!r}; there are {', '.join(map(str, frame.columns))[:300]}")
+        if frame[c].ndim > 1: raise ValueError(f"the table has several columns {c!r}; give each a name of its own")
         if columns.count(c) > 1: raise ValueError(f"column {c!r} is asked for twice, as y, x or owner")
         if n := int(frame[c].isna().sum()):
             raise ValueError(f"column {c!r} lacks a value in {n} of {len(frame)} rows; fill them, or leave them out")
+        odd = (v for v in frame[c] if isinstance(v, (list, dict, set, np.ndarray, complex)))
+        if frame[c].dtype.kind in "Oc" and (v := next(odd, None)) is not None:
+            raise ValueError(f"column {c!r} holds {str(v)[:40]}; make columns of numbers of it, or choose with x=")
         if frame[c].dtype.kind == "f" and np.isinf(frame[c]).any(): raise ValueError(f"column {c!r} holds infinity")
         if str(c).startswith("Unnamed:") and frame[c].dtype.kind == "i" and frame[c].is_monotonic_increasing:
             warn(f"column {c!r} counts the rows, like an index that was saved with the table; "

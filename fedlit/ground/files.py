@@ -230,7 +230,7 @@ def _sound(text, where): # JSON as bytes, and where it was read
     "The content that was given to `write_json`; `Damaged` if its checksum differs."
     try:
         content = json.loads(text)
-        form, crc = content.pop('format', 1), content.pop('crc32', None)
+        form, crc = dict.pop(content, 'format', 1), dict.pop(content, 'crc32', None)
         sound = _sum(content) == crc if crc or form != 1 else True
         if type(form) is not int: raise ValueError(f'its format is {form!r:.40}, and no number')
     except (ValueError, TypeError, AttributeError, RecursionError) as e:

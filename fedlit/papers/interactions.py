@@ -147,7 +147,10 @@ def values(self:Interactions, method, scale='points'):
         if v is None: raise LookupError(f'{method!r} has no run with seed {s} yet')
         if isinstance(v, str): raise LookupError(f'{method!r} with seed {s}: {v}')
     if scale not in SCALES: raise ValueError(f"scale={scale!r}, but it must be one of {', '.join(SCALES)}")
-    return np.array([SCALES[scale](ends(v, 'a', 1)['a_late']) for v in curves])
+    numbers = np.array([SCALES[scale](ends(v, 'a', 1)['a_late']) for v in curves])
+    for s, v in zip(self.seeds, numbers):
+        if not np.isfinite(v): raise LookupError(f'{method!r} with seed {s} is at {v} {scale}, without differences')
+    return numbers
 
 # %% ../../nbs/papers/interactions.ipynb #783aaf3e
 def _judge(rows, differences):
