@@ -40,7 +40,7 @@ class KnowledgeTransfer:
     alpha: float = 1.       # weight of imitation
     seed: int = 0           # decides the order of images, and what networks draw in training
     round: int = 0          # number of rounds done
-    said: list = None       # the server's logits for each client's images, (n, C) each; None before the first round
+    answers: list = None    # the server's logits for each client's images, (n, C) each; None before the first round
     def __post_init__(self):
         how, self.task = self.local.optimizer, replace(self.task, augment=()) # logits are of an image as it is
         if how.kept: raise ValueError(f"{how!r}: FedGKT keeps no optimiser between rounds; take kept=False")
