@@ -192,7 +192,7 @@ def _reproduce(rep):
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
     rep.add_argument('--seeds', type=_count, metavar='N',
-                     help='the seeds 0 to n-1 (default: those of the last time; at first 3, of the main job 12)')
+                     help='number of seeds, 0 to N-1 (default: as last time; at first 3, for the main job 12)')
     rep.add_argument('--until-decided', action='store_true',
                      help='entries: three more seeds, and again, until the claims are decided; '
                           'the verdicts allow for looking again')
