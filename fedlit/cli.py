@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from . import __version__
 from .ground.files import read_json, write_figure, write_file, write_json
-from .ground.messages import hide_lines_of_warnings, match_name, table_lines
+from .ground.messages import check_record, hide_lines_of_warnings, match_name, table_lines
 from .parse import (Misfit, ParseError, list_seeds, local, method, methods_by_name, read_name,
                           signature_of, value, values, values_of, vary)
 
@@ -249,6 +249,7 @@ def _names(a, *methods):
         if text := getattr(a, k):
             name, paren, more = text.partition('(') # a partition may have arguments
             setattr(a, k, match_name(name, names, f"value of --{k.replace('_', '-')}") + paren + more)
+    if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
     if a.model: a.model = read_name(a.model, 'model')
     if a.data and not _is_own(a.data):
         if os.sep in a.data: raise ValueError(f"--data {a.data}: there is no such folder")

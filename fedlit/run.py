@@ -31,7 +31,7 @@ from .engine.inputs import (attempt, best_device, check_device, check_extremes, 
                                   least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.tryout import notice_idle, notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
-from .ground.messages import first_line, warn, pluralise
+from .ground.messages import check_record, first_line, warn, pluralise
 from .ground.memory import copy_out, memory_held, memory_lent, peak_mb, trim_memory
 from .engine.runs import kind_of
 from .engine.guard import (ACTIONS, UNIT_HINT, Guard, check_clients, check_server, client_columns,
@@ -166,9 +166,7 @@ def check_choices(self:Federation):
     if self.minutes is not None and not self.checkpoint:
         raise ValueError(f"minutes={self.minutes} needs checkpoint=, a file to go on from (in a comparison, folder=)")
     if self.local: check_local(self.method, self.local)
-    if not (isinstance(self.record, bool) or self.record in ('compile', *['graph']*self.device.startswith('cuda'))):
-        raise ValueError(f"record={self.record!r} on {self.device}, but it must be True, False, 'compile' or, on CUDA, "
-                         "'graph'")
+    check_record(self.record, self.device)
     check_participation(self.participation)
 
 # %% ../nbs/19_run.ipynb #068793b3

@@ -35,7 +35,7 @@ def test_a_federation_makes_no_table_until_it_is_asked_for():
     assert loaded(code + "assert run.history['round'].tolist() == [1, 2]", 'pandas') == ['pandas']
 
 WRONG = ('run --rounds x', 'run --alpha -1', 'run --clients 0', 'run --from nofile', 'run --partition idd',
-         'run --record x', 'nothing', 'check nofile.py')
+         'run --record x', 'nothing', 'run --record graph --device cpu', 'check nofile.py')
 
 def test_a_wrong_argument_is_told_without_torch():
     code = (f"from fedlit.cli import main\nfor words in {WRONG!r}:\n    try: main(words.split())\n"
